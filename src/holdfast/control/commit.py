@@ -1,0 +1,215 @@
+"""How the ranks' calls line up, and how a checkpoint is committed. Pure; a part of every group.
+
+Call n of all ranks belongs together. A call that brings files on some ranks is committed once every rank's call n has
+arrived: conflicting names are found before a byte moves, an index is taken from a durably reserved block, the agents upload,
+the manifest is written last, the fact is journalled, and only then are the ranks told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.control import vocabulary as v
+from holdfast.journal.facts import CheckpointCommitted, Fact, IndicesReserved
+from holdfast.wire.messages import FileEntry
+
+BLOCK = 10
+"""How many indices one durable reservation takes; a crash burns what is left of it."""
+
+WAITING, DIGESTING, UPLOADING, SEALING = "waiting", "digesting", "uploading", "sealing"
+
+
+class Pending(msgspec.Struct):
+    """A call that brings files and is not committed yet."""
+
+    call: int
+    phase: str = WAITING
+    metrics: bytes = b"null"
+    files: dict[int, tuple[FileEntry, ...]] = {}
+    digests: dict[int, tuple[FileEntry, ...]] = {}
+    digesting: tuple[int, ...] = ()
+    index: int = -1
+    directory: str = ""
+    brings: dict[int, tuple[str, ...]] = {}
+    uploaded: dict[int, tuple[FileEntry, ...]] = {}
+
+
+class Commits(msgspec.Struct):
+    """The commits of one attempt that are under way, by call, and the indices that may be used."""
+
+    next_index: int = 0
+    reserved: int = 0
+    pending: dict[int, Pending] = {}
+
+
+def directory_of(index: int) -> str:
+    return f"checkpoint_{index:06d}"
+
+
+def apply(commits: Commits, change: object) -> None:
+    """Change the commits by one note or fact; what does not concern them is left alone."""
+    if isinstance(change, v.CommitDeclared):
+        pending = commits.pending.setdefault(change.call, Pending(change.call))
+        pending.files[change.rank] = change.files
+        if change.rank == 0 or pending.metrics == b"null":
+            pending.metrics = change.metrics
+    elif isinstance(change, v.CommitDigesting):
+        pending = commits.pending[change.call]
+        pending.phase, pending.digesting = DIGESTING, change.ranks
+    elif isinstance(change, v.CommitDigested):
+        commits.pending[change.call].digests[change.rank] = change.files
+    elif isinstance(change, v.CommitUploading):
+        pending = commits.pending[change.call]
+        pending.phase, pending.index, pending.directory = UPLOADING, change.index, change.directory
+        pending.brings = dict(change.brings)
+        commits.next_index = change.index + 1
+    elif isinstance(change, v.CommitUploaded):
+        commits.pending[change.call].uploaded[change.rank] = change.files
+    elif isinstance(change, v.CommitSealing):
+        commits.pending[change.call].phase = SEALING
+    elif isinstance(change, v.CommitDropped):
+        commits.pending.pop(change.call, None)
+    elif isinstance(change, IndicesReserved):
+        commits.reserved = max(commits.reserved, change.until)
+    elif isinstance(change, CheckpointCommitted):
+        commits.pending.pop(change.call, None)
+
+
+def by_index(commits: Commits, index: int) -> Pending | None:
+    return next((pending for pending in commits.pending.values() if pending.index == index), None)
+
+
+def settle(commits: Commits, group: str, attempt: int, arrived: int, at: float) -> v.Decision:
+    """The next step of the oldest commits; ``arrived`` calls have arrived from every rank.
+
+    Commits take their index, and are sealed, in the order of their calls.
+    """
+    calls = sorted(commits.pending)
+    for call in calls:
+        pending = commits.pending[call]
+        if pending.phase == WAITING and call <= arrived:
+            return _begin(commits, pending, group, attempt, at)
+        if pending.phase == DIGESTING and len(pending.digests) == len(pending.digesting):
+            return _begin_upload_or_refuse(commits, pending, group, attempt, at)
+        if call == calls[0] and pending.phase == UPLOADING and len(pending.uploaded) == len(pending.brings):
+            files = tuple(sorted(_flat(pending.uploaded.values()), key=lambda entry: entry.name))
+            return v.Decision(
+                (v.CommitSealing(group=group, call=call),),
+                (
+                    v.WriteManifest(
+                        group=group, attempt=attempt, index=pending.index, directory=pending.directory, files=files
+                    ),
+                ),
+            )
+        if pending.phase in (WAITING, DIGESTING):
+            break
+    return v.NOTHING
+
+
+def committed(pending: Pending, group: str, attempt: int, at: float) -> CheckpointCommitted:
+    return CheckpointCommitted(
+        at=at,
+        group=group,
+        attempt=attempt,
+        call=pending.call,
+        index=pending.index,
+        directory=pending.directory,
+        size=sum(entry.size for entry in _flat(pending.uploaded.values())),
+        metrics=msgspec.Raw(pending.metrics),
+    )
+
+
+def _begin(commits: Commits, pending: Pending, group: str, attempt: int, at: float) -> v.Decision:
+    shared = _shared_names(pending)
+    if not shared:
+        return _begin_upload_or_refuse(commits, pending, group, attempt, at)
+    ranks = tuple(sorted({rank for ranks in shared.values() for rank in ranks}))
+    return v.Decision(
+        (v.CommitDigesting(group=group, call=pending.call, ranks=ranks),),
+        tuple(
+            v.DigestFiles(
+                group=group,
+                attempt=attempt,
+                rank=rank,
+                call=pending.call,
+                files=tuple(name for name, ranks in shared.items() if rank in ranks),
+            )
+            for rank in ranks
+        ),
+    )
+
+
+def _begin_upload_or_refuse(commits: Commits, pending: Pending, group: str, attempt: int, at: float) -> v.Decision:
+    conflict = _conflict(pending)
+    if conflict:
+        return v.Decision(
+            (v.CommitDropped(group=group, call=pending.call),),
+            (
+                v.Refuse(
+                    group=group, attempt=attempt, call=pending.call, ranks=tuple(sorted(pending.files)), error=conflict
+                ),
+            ),
+        )
+    index = commits.next_index
+    directory = directory_of(index)
+    brings = _who_brings_what(pending)
+    facts: tuple[Fact, ...] = ()
+    if index >= commits.reserved:
+        facts = (IndicesReserved(at=at, group=group, until=index + BLOCK),)
+    uploading = v.CommitUploading(group=group, call=pending.call, index=index, directory=directory, brings=brings)
+    return v.Decision(
+        (*facts, uploading),
+        tuple(
+            v.UploadFiles(
+                group=group,
+                attempt=attempt,
+                rank=rank,
+                call=pending.call,
+                index=index,
+                directory=directory,
+                files=names,
+            )
+            for rank, names in brings.items()
+        ),
+    )
+
+
+def _shared_names(pending: Pending) -> dict[str, tuple[int, ...]]:
+    """File names that several ranks bring, with those ranks."""
+    owners: dict[str, list[int]] = {}
+    for rank in sorted(pending.files):
+        for entry in pending.files[rank]:
+            owners.setdefault(entry.name, []).append(rank)
+    return {name: tuple(ranks) for name, ranks in owners.items() if len(ranks) > 1}
+
+
+def _conflict(pending: Pending) -> str:
+    """Why two ranks' files cannot lie in one directory; empty when they can."""
+    seen: dict[str, tuple[int, FileEntry]] = {}
+    for rank in sorted(pending.digests):
+        for entry in pending.digests[rank]:
+            first = seen.setdefault(entry.name, (rank, entry))
+            if (first[1].size, first[1].checksum) != (entry.size, entry.checksum):
+                return (
+                    f"ranks {first[0]} and {rank} both brought a file {entry.name!r} to report {pending.call}, with "
+                    f"different content. Give each rank's files their own name, such as 'rank_{rank}.pt'."
+                )
+    return ""
+
+
+def _who_brings_what(pending: Pending) -> dict[int, tuple[str, ...]]:
+    """What each rank uploads; a file that several ranks bring alike is uploaded by the lowest."""
+    taken: set[str] = set()
+    brings: dict[int, tuple[str, ...]] = {}
+    for rank in sorted(pending.files):
+        names = tuple(entry.name for entry in pending.files[rank] if entry.name not in taken)
+        taken.update(names)
+        if names:
+            brings[rank] = names
+    return brings
+
+
+def _flat(groups: Iterable[tuple[FileEntry, ...]]) -> list[FileEntry]:
+    return [entry for entries in groups for entry in entries]

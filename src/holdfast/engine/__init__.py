@@ -1,0 +1,1 @@
+"""Where workers run: agents on nodes, reached by messages."""

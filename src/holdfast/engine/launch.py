@@ -1,0 +1,201 @@
+"""From the driver down to an agent: the driver starts a janitor, that forks the agent, that forks the pristine zygote.
+
+The janitor is one small process without threads that waits for the death of its driver or of its agent, then ends
+everything below and removes the node's folder. The agent does the same when the janitor dies. Both ignore SIGINT,
+SIGHUP and SIGTERM, which a terminal or a batch system may send to everyone; an agent that takes SIGTERM for a notice of
+preemption installs its own handler. Neither carries a parent-death signal: it would fire when the thread that started
+it ends.
+
+Nothing here decides what to run or reads a message. The janitor must never import asyncio or start a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from holdfast import faultpoints
+from holdfast.engine import zygote
+from holdfast.worker import kernel, process
+
+if TYPE_CHECKING:
+    import subprocess
+
+GRACE_S = 2.0
+"""How long an agent may take to end by itself after its driver has closed its side."""
+
+_START = "import sys; sys.path[:] = sys.argv[1:]; from holdfast.engine.launch import main; main()"
+
+
+class Boot(msgspec.Struct, frozen=True):
+    """All that a node's processes are told. It travels over the janitor's standard input, for it holds the secret."""
+
+    driver_pid: int
+    node: str
+    address: str
+    secret: bytes
+    folder: str
+    """The node's own, made by the janitor (0700) and removed by it."""
+    sys_path: tuple[str, ...] = ()
+    job_folder: str = ""
+    """Removed too, where it is given, when the driver has died."""
+    agent: str = "holdfast.engine.agent:run_agent"
+    worker: str = "holdfast.worker.entry:run"
+
+
+def spawn_janitor(boot: Boot) -> subprocess.Popen[bytes]:
+    """Start a node's processes. To end them, close the janitor's ``stdin``; then wait for it."""
+    import subprocess
+
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    janitor = subprocess.Popen(
+        [sys.executable, *flags, "-c", _START, *(boot.sys_path or sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        bufsize=0,
+    )
+    assert janitor.stdin is not None
+    body = msgspec.msgpack.encode(boot)
+    try:
+        janitor.stdin.write(len(body).to_bytes(4, "little") + body)
+    except BrokenPipeError:
+        pass  # it was killed; who waits for it will see
+    return janitor
+
+
+def main() -> None:
+    """Be the janitor."""
+    kernel.ignore_signals()
+    boot = _read_boot()
+    if boot is None:
+        return
+    sys.argv[:] = [""]
+    kernel.set_name("hf:janitor")
+    kernel.become_subreaper()
+    faultpoints.arm_from_environment()
+    driver_died = True
+    try:
+        driver = os.pidfd_open(boot.driver_pid)
+        if os.getppid() == boot.driver_pid:
+            driver_died = _guard(boot, driver)
+    except ProcessLookupError:
+        pass
+    finally:
+        kernel.end_children()
+        _remove(boot, driver_died)
+
+
+def _guard(boot: Boot, driver: int) -> bool:
+    """Have an agent until the tree must end. Returns whether the driver has died."""
+    os.makedirs(boot.folder, mode=0o700, exist_ok=True)
+    me = os.pidfd_open(os.getpid())
+    faultpoints.reach("janitor.ready")
+    agent = os.fork()
+    if agent == 0:
+        _run_agent(boot, me, driver)
+    return _wait(driver, os.pidfd_open(agent))
+
+
+def _read_boot() -> Boot | None:
+    """None when the driver died before it had said everything."""
+    head = _read_exactly(4)
+    body = _read_exactly(int.from_bytes(head, "little")) if head else b""
+    return msgspec.msgpack.decode(body, type=Boot) if body else None
+
+
+def _read_exactly(size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = os.read(0, size - len(data))
+        if not part:
+            return b""
+        data += part
+    return data
+
+
+def _wait(driver: int, agent: int) -> bool:
+    """Return when the tree must end; true if the driver is dead. If it only closes its side, the agent has a grace."""
+    poll = select.poll()
+    for fd in (driver, agent, 0):
+        poll.register(fd, select.POLLIN)
+    timeout = None
+    while True:
+        ready = {fd for fd, _ in poll.poll(timeout)}
+        if not ready or driver in ready or agent in ready:
+            return kernel.has_ended(driver)
+        poll.unregister(0)
+        timeout = GRACE_S * 1000
+
+
+def _remove(boot: Boot, driver_died: bool) -> None:
+    import shutil
+
+    shutil.rmtree(boot.folder, ignore_errors=True)
+    if driver_died and boot.job_folder:
+        shutil.rmtree(boot.job_folder, ignore_errors=True)
+
+
+def _run_agent(boot: Boot, janitor: int, driver: int) -> NoReturn:
+    """Be the agent, right after the fork."""
+    code = 1
+    try:
+        kernel.set_name("hf:agent")
+        kernel.become_subreaper()
+        _leave_stdin_to_janitor()
+        faultpoints.reach("agent.born")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        me = os.pidfd_open(os.getpid())
+        pristine = os.fork()
+        if pristine == 0:
+            ours.close()
+            os.close(janitor)
+            os.close(driver)
+            zygote.run_pristine(theirs, me, os.path.join(boot.folder, "zygotes.log"), boot.worker)
+        theirs.close()
+        os.close(me)
+        threading.Thread(target=_follow, args=(boot, janitor, driver), name="janitor watch", daemon=True).start()
+        _serve(boot, ours, pristine)
+        code = 0
+    except BaseException:  # the janitor's frames lie above; they are not ours to unwind into
+        traceback.print_exc()
+    finally:
+        _leave(boot, driver, code)
+
+
+def _leave_stdin_to_janitor() -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+def _serve(boot: Boot, pristine: socket.socket, pid: int) -> None:
+    # After the fork of the pristine zygote, which imports its own part meanwhile.
+    import asyncio
+
+    from holdfast.engine.forked import ForkedProcesses
+
+    asyncio.run(process.resolve(boot.agent)(boot, ForkedProcesses(pristine, pid, boot.worker)))
+
+
+def _follow(boot: Boot, janitor: int, driver: int) -> None:
+    """In a thread, so that nothing that the agent's loop does can delay it."""
+    poll = select.poll()
+    poll.register(janitor, select.POLLIN)
+    poll.poll()
+    _leave(boot, driver, 1)
+
+
+def _leave(boot: Boot, driver: int, code: int) -> NoReturn:
+    try:
+        kernel.end_children()
+        _remove(boot, driver_died=kernel.has_ended(driver))
+    finally:
+        os._exit(code)

@@ -1,0 +1,172 @@
+"""What a run says on the terminal: one line where it starts, one for each failure, one where it ends.
+
+The console reads facts and writes text. It must never fail a run: a closed terminal is ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from holdfast.journal import facts as f
+from holdfast.observe.goodput import Goodput, goodput
+from holdfast.observe.history import Attempt, History
+from holdfast.wire.metrics import decode_metrics
+
+PATIENCE_S = 1.0
+"""A failure is told together with its recovery, or after this long without one."""
+
+
+class Console:
+    """An observer of one run's facts."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: str,
+        *,
+        history: History,
+        limits: dict[str, int],
+        later: Callable[[float, Callable[[], None]], Any],
+        stream: TextIO | None = None,
+    ) -> None:
+        self._name = name
+        self._directory = directory
+        self._history = history
+        self._limits = limits
+        self._later = later
+        self._stream = stream
+        self._untold: Attempt | None = None
+        self._charged: dict[str, int] = {}
+
+    def opened(self, engine: str, workers: int) -> None:
+        """Say what starts, where, and on what."""
+        what = f"run {self._name!r}: {workers} worker{'s' if workers != 1 else ''} on {engine}"
+        self._say(f"{what}, storage {self._directory}")
+        newest = self._history.newest
+        if self._history.attempts and newest is not None:
+            self._say(f"resuming after attempt {max(self._history.attempts)}, from {newest.directory}")
+        elif self._history.attempts:
+            self._say(f"starting over after attempt {max(self._history.attempts)}: it left no checkpoint")
+
+    def notice(self, text: str) -> None:
+        self._say(text)
+
+    def output(self, rank: int, text: str) -> None:
+        """Pass on what a worker printed, each line under its rank."""
+        for line in text.splitlines():
+            self._write(f"(rank {rank}) {line}\n")
+
+    def observe(self, change: object) -> None:
+        """Take in a fact, after the history has."""
+        if isinstance(change, f.AttemptEnded) and change.failures:
+            self._tell_failure()
+            self._charged[change.charge] = self._charged.get(change.charge, 0) + 1
+            self._untold = self._history.attempts[change.attempt]
+            self._later(PATIENCE_S, self._tell_failure)
+        elif isinstance(change, f.AttemptRunning):
+            self._tell_failure(recovered_at=change.at)
+        elif isinstance(change, f.CheckpointDamaged):
+            self._say(f"WARNING: {self._history.commits[change.index].directory} is damaged and will not be used again")
+        elif isinstance(change, f.RunEnded):
+            self._tell_failure(final=True)
+
+    def ended(self, now: float) -> None:
+        """Say how the run ended, what came of its time, and where to look."""
+        history = self._history
+        account = _account(goodput(history, now))
+        logs = f"logs in {self._directory}/logs"
+        if history.status == "FINISHED":
+            newest = history.newest
+            result = f" with {_brief(decode_metrics(newest.metrics))} in {newest.directory}" if newest else ""
+            self._say(f"finished{result}; {account}; {logs}")
+        elif history.status == "STOPPED":
+            self._say(f"stopped ({history.reason}); run the same script again to resume; {account}; {logs}")
+        else:
+            self._say(f"FAILED: {history.reason}; {account}; {logs}")
+
+    def _tell_failure(self, recovered_at: float | None = None, *, final: bool = False) -> None:
+        attempt, self._untold = self._untold, None
+        if attempt is None:
+            return
+        parts = [f"attempt {self._count(attempt)} failed: {describe_root(attempt.failures)}"]
+        if not final:
+            parts.append(self._redone(attempt))
+        if recovered_at is not None and attempt.ended_at is not None:
+            parts.append(f"running again after {_duration(recovered_at - attempt.ended_at)}")
+        self._say("; ".join(parts))
+
+    def _count(self, attempt: Attempt) -> str:
+        limit = self._limits.get(attempt.charge, -1)
+        if not attempt.charge:
+            return f"{attempt.number} (not charged)"
+        if limit < 0:
+            return f"{attempt.number}"
+        return f"{attempt.number} (failure {self._charged[attempt.charge]} of {limit} allowed)"
+
+    def _redone(self, attempt: Attempt) -> str:
+        newest = self._history.newest
+        made = max(attempt.calls, default=0)
+        if newest is None:
+            return f"starting over, {_reports(made)} redone"
+        lost = made - newest.call if newest.attempt == attempt.number else made
+        return f"resuming from {newest.directory}, {_reports(max(lost, 0))} redone"
+
+    def _say(self, text: str) -> None:
+        self._write(f"holdfast: {text}\n")
+
+    def _write(self, text: str) -> None:
+        stream = self._stream or sys.stdout
+        with contextlib.suppress(OSError, ValueError):
+            stream.write(text)
+            stream.flush()
+
+
+def describe_root(failures: tuple[f.RankFailure, ...]) -> str:
+    """One line for the root of an attempt's failures, and a count of its consequences."""
+    root = failures[0]
+    first_line = root.message.strip().splitlines()[0] if root.message.strip() else ""
+    what = f"raised {root.error}: {first_line}" if root.error else first_line
+    text = f"rank {root.rank} {what}"
+    if root.calls:
+        text += f", after report {root.calls}"
+    others = [failure for failure in failures[1:] if not failure.consequence]
+    followers = len(failures) - 1 - len(others)
+    if others:
+        text += f" (and {len(others)} more: {', '.join(f'rank {other.rank}' for other in others)})"
+    if followers:
+        text += f" ({followers} other rank{'s' if followers > 1 else ''} failed as a consequence)"
+    return text
+
+
+def _account(spent: Goodput) -> str:
+    rest = [
+        f"{label} {_duration(seconds)}"
+        for label, seconds in (("redone", spent.redone), ("starting", spent.starting), ("down", spent.down))
+        if seconds >= 0.0005
+    ]
+    detail = f"useful {_duration(spent.useful)} of {_duration(spent.wall)}"
+    return f"goodput {spent.share:.1%} ({', '.join([detail, *rest])})"
+
+
+def _brief(metrics: Any) -> str:
+    if not isinstance(metrics, dict):
+        return "no metrics"
+    shown = [f"{key}={_value(value)}" for key, value in list(metrics.items())[:6]]
+    return ", ".join(shown) + (", …" if len(metrics) > 6 else "")
+
+
+def _value(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else f"{value!s:.40}"
+
+
+def _reports(count: int) -> str:
+    return f"{count} report{'s' if count != 1 else ''}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

@@ -1,0 +1,145 @@
+"""A run as people look back on it: its attempts, its checkpoints, and which of its rows still count.
+
+Folded from facts alone, so that the console, a result and a later process tell the same story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from holdfast.journal import facts as f
+from holdfast.wire.metrics import decode_metrics
+
+
+class Attempt(msgspec.Struct):
+    """One life of the group."""
+
+    number: int
+    world_size: int
+    resume: int | None
+    started_at: float
+    running_at: float | None = None
+    ended_at: float | None = None
+    outcome: str = ""
+    charge: str = ""
+    failures: tuple[f.RankFailure, ...] = ()
+    calls: tuple[int, ...] = ()
+
+
+class Commit(msgspec.Struct):
+    """A checkpoint that was committed, whatever became of it."""
+
+    index: int
+    directory: str
+    attempt: int
+    call: int
+    at: float
+    size: int
+    metrics: msgspec.Raw
+    damaged: bool = False
+    retired: bool = False
+
+
+class Span(msgspec.Struct, frozen=True):
+    """The part of an attempt whose work was kept: calls up to ``last_call`` (None: all), time up to ``until``."""
+
+    last_call: int | None
+    until: float | None
+
+
+class History:
+    """Everything that the facts say, short of the metrics themselves."""
+
+    def __init__(self) -> None:
+        self.opened: list[f.RunOpened] = []
+        self.attempts: dict[int, Attempt] = {}
+        self.commits: dict[int, Commit] = {}
+        self.status = ""
+        self.reason = ""
+        self.return_value: msgspec.Raw = f.NOTHING
+        self.last_at = 0.0
+        self.gaps: list[tuple[float, float]] = []
+        """Times without a driver."""
+
+    def apply(self, fact: object) -> None:
+        """Take in one fact."""
+        if not isinstance(fact, f.Fact):
+            return
+        if isinstance(fact, f.RunOpened):
+            if self.opened:
+                self.gaps.append((self.last_at, fact.at))
+            self.opened.append(fact)
+            self.status = self.reason = ""
+        self.last_at = max(self.last_at, fact.at)
+        if isinstance(fact, f.AttemptStarted):
+            self.attempts[fact.attempt] = Attempt(fact.attempt, fact.world_size, fact.resume, fact.at)
+        elif isinstance(fact, f.AttemptRunning):
+            self.attempts[fact.attempt].running_at = fact.at
+        elif isinstance(fact, f.AttemptEnded):
+            self._end(self.attempts[fact.attempt], fact)
+        elif isinstance(fact, f.CheckpointCommitted):
+            self.commits[fact.index] = Commit(
+                fact.index, fact.directory, fact.attempt, fact.call, fact.at, fact.size, fact.metrics
+            )
+        elif isinstance(fact, f.CheckpointDamaged):
+            self.commits[fact.index].damaged = True
+        elif isinstance(fact, f.CheckpointsRetired):
+            for index in fact.indices:
+                self.commits[index].retired = True
+        elif isinstance(fact, f.RunEnded):
+            self.status, self.reason, self.return_value = fact.status, fact.reason, fact.return_value
+
+    def _end(self, attempt: Attempt, fact: f.AttemptEnded) -> None:
+        lost_at = self.gaps[-1][0] if fact.outcome == "driver_lost" and self.gaps else fact.at
+        attempt.ended_at, attempt.outcome, attempt.charge = lost_at, fact.outcome, fact.charge
+        attempt.failures = fact.failures
+        if fact.calls and fact.outcome != "driver_lost":
+            attempt.calls = fact.calls
+
+    @property
+    def newest(self) -> Commit | None:
+        """The checkpoint that a restart would use."""
+        sound = [commit for commit in self.commits.values() if not commit.damaged and not commit.retired]
+        return max(sound, key=lambda commit: commit.index, default=None)
+
+    def kept_checkpoints(self) -> list[Commit]:
+        return [commit for _, commit in sorted(self.commits.items()) if not commit.retired and not commit.damaged]
+
+    def lineage(self) -> dict[int, Span]:
+        """The attempts whose work is part of the run as it stands, and how much of each.
+
+        The last attempt counts whole; the one whose checkpoint it started from counts up to that checkpoint; and so on.
+        """
+        spans: dict[int, Span] = {}
+        number = max(self.attempts, default=0)
+        span = Span(None, None)
+        while number in self.attempts and number not in spans:
+            spans[number] = span
+            resume = self.attempts[number].resume
+            commit = None if resume is None else self.commits.get(resume)
+            if commit is None:
+                break
+            number, span = commit.attempt, Span(commit.call, commit.at)
+        return spans
+
+
+def fold_history(facts: Iterable[f.RunFact]) -> History:
+    history = History()
+    for fact in facts:
+        history.apply(fact)
+    return history
+
+
+def rows(facts: Iterable[f.RunFact], history: History, rank: int = 0) -> Iterator[dict[str, Any]]:
+    """The metrics of one rank, in order, without what was superseded by a restart."""
+    spans = history.lineage()
+    for fact in facts:
+        if not isinstance(fact, f.RowsReported) or fact.rank != rank or fact.attempt not in spans:
+            continue
+        last = spans[fact.attempt].last_call
+        for number, row in enumerate(decode_metrics(fact.rows)):
+            if last is None or fact.first + number <= last:
+                yield row

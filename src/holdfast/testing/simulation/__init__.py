@@ -1,0 +1,1 @@
+"""A world in one process and one thread, made from one seed: virtual time, links, stores and processes that fail."""

@@ -1,0 +1,129 @@
+"""What a user asks for, checked as it is written down and before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from holdfast.errors import ConfigurationError
+from holdfast.train.options import is_number, is_whole, options, require
+
+DEFAULT_STORAGE = "~/holdfast_results"
+WORKER_OUTPUT = ("none", "rank_zero", "all")
+_NAME = re.compile(r"[^/\x00-\x1f\\]{1,200}")
+
+
+@options
+class ScalingConfig:
+    """How many workers run the function."""
+
+    num_workers: int = 1
+
+    def check(self) -> None:
+        require(
+            is_whole(self.num_workers) and self.num_workers >= 1,
+            "ScalingConfig",
+            "num_workers",
+            self.num_workers,
+            "a whole number of at least 1",
+        )
+
+
+@options
+class FailureConfig:
+    """How many failures a run outlives, and how long it waits for its storage.
+
+    ``max_failures`` is how often the group is restarted after its workers, or their node, failed (-1: without limit).
+    ``controller_failure_limit`` is the same for workers that could not start. ``storage_timeout_s`` is how long a report
+    waits for a store that refuses before the run fails.
+    """
+
+    max_failures: int = 0
+    controller_failure_limit: int = -1
+    storage_timeout_s: float = 300.0
+
+    def check(self) -> None:
+        for name in ("max_failures", "controller_failure_limit"):
+            value = getattr(self, name)
+            require(is_whole(value) and value >= -1, "FailureConfig", name, value, "a whole number, or -1 for no limit")
+        value = self.storage_timeout_s
+        require(is_number(value) and value > 0, "FailureConfig", "storage_timeout_s", value, "a number of seconds")
+
+
+@options
+class CheckpointConfig:
+    """Which checkpoints are kept: all, or the newest or best ``num_to_keep``, and always the newest.
+
+    ``checkpoint_score_attribute`` is a metric's name, or a path to a nested one such as ``eval/acc``. A checkpoint that
+    was reported without it ranks last.
+    """
+
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: str = "max"
+
+    def check(self) -> None:
+        keep, attribute, order = self.num_to_keep, self.checkpoint_score_attribute, self.checkpoint_score_order
+        owner = "CheckpointConfig"
+        require(
+            keep is None or (is_whole(keep) and keep >= 1),
+            owner,
+            "num_to_keep",
+            keep,
+            "a whole number of at least 1, or None for all",
+        )
+        require(
+            attribute is None or (isinstance(attribute, str) and attribute != ""),
+            owner,
+            "checkpoint_score_attribute",
+            attribute,
+            "the name of a metric",
+        )
+        require(order in ("max", "min"), owner, "checkpoint_score_order", order, "'max' or 'min'")
+
+
+@options
+class RunConfig:
+    """Where a run is kept, under which name, and how it deals with failures.
+
+    The same ``storage_path`` and ``name`` resume a run. ``worker_output`` chooses whose prints reach the console: those
+    of ``rank_zero``, ``all`` or ``none``; all are kept in the run's ``logs``. ``take_over=True`` takes the run from a
+    driver that seems to be alive; that one can then do nothing more.
+    """
+
+    name: str | None = None
+    storage_path: str | os.PathLike[str] | None = None
+    failure_config: FailureConfig | None = None
+    checkpoint_config: CheckpointConfig | None = None
+    worker_output: str = "rank_zero"
+    take_over: bool = False
+
+    def check(self) -> None:
+        if self.name is not None:
+            check_name(self.name)
+        path = self.storage_path
+        require(
+            path is None or (isinstance(path, str | os.PathLike) and os.fspath(path) != ""),
+            "RunConfig",
+            "storage_path",
+            path,
+            "a folder or a URI",
+        )
+        for name, kind in (("failure_config", FailureConfig), ("checkpoint_config", CheckpointConfig)):
+            value = getattr(self, name)
+            require(value is None or isinstance(value, kind), "RunConfig", name, value, f"a {kind.__name__}")
+        output = self.worker_output
+        require(output in WORKER_OUTPUT, "RunConfig", "worker_output", output, f"one of {', '.join(WORKER_OUTPUT)}")
+        require(isinstance(self.take_over, bool), "RunConfig", "take_over", self.take_over, "True or False")
+
+
+def check_name(name: object) -> None:
+    """A run's name becomes a folder's, so it must be one."""
+    if not isinstance(name, str):
+        raise ConfigurationError(f"RunConfig(name={name!r}): a run's name must be text")
+    if not _NAME.fullmatch(name) or name in (".", "..") or name != name.strip():
+        raise ConfigurationError(
+            f"RunConfig(name={name!r}): a run's name is the name of its folder, so it can hold no slash, backslash or "
+            "control character, cannot be '.' or '..', nor start or end with a space, and has at most 200 characters. "
+            "Put folders into storage_path."
+        )

@@ -1,0 +1,254 @@
+"""Every decision of a training run, and every change of its state. Pure: clock and outcomes arrive inside events.
+
+One group of workers runs attempt after attempt, each from the newest sound checkpoint, until every rank has returned, a
+budget is used up, or somebody asks it to stop.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.control import failures, group, retention
+from holdfast.control import vocabulary as v
+from holdfast.journal import facts as f
+
+GROUP = "train"
+FINISHED, FAILED, STOPPED, LIVE = "FINISHED", "FAILED", "STOPPED", ""
+RETRY = "retry"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the user asked for, as far as decisions depend on it."""
+
+    world_size: int
+    limits: dict[str, int]
+    retention: retention.Policy = retention.Policy()
+
+
+class Checkpoint(msgspec.Struct):
+    """A committed checkpoint that has not been given up."""
+
+    index: int
+    directory: str
+    attempt: int
+    call: int
+    metrics: msgspec.Raw
+    damaged: bool = False
+
+
+class TrainState(msgspec.Struct):
+    """A run, folded from its facts."""
+
+    group: group.Group
+    status: str = LIVE
+    reason: str = ""
+    epoch: int = 0
+    function: str = ""
+    fingerprint: str = ""
+    checkpoints: dict[int, Checkpoint] = {}
+    charged: dict[str, int] = {}
+    startup_failures: int = 0
+    startup_error: str = ""
+    waiting: bool = False
+    stop_reason: str = ""
+    retiring: tuple[str, ...] = ()
+    return_value: msgspec.Raw = f.NOTHING
+
+
+def new_state() -> TrainState:
+    return TrainState(group.Group(GROUP, world_size=0))
+
+
+def newest(state: TrainState) -> Checkpoint | None:
+    """The checkpoint that the next attempt starts from."""
+    sound = [index for index, checkpoint in state.checkpoints.items() if not checkpoint.damaged]
+    return state.checkpoints[max(sound)] if sound else None
+
+
+class TrainMachine:
+    """``decide`` and ``apply`` for one run's settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def apply(self, state: TrainState, change: object) -> None:
+        """The only way a run's state changes."""
+        group.apply(state.group, change)
+        if isinstance(change, f.CheckpointCommitted):
+            state.checkpoints[change.index] = Checkpoint(
+                change.index, change.directory, change.attempt, change.call, change.metrics
+            )
+        elif isinstance(change, f.CheckpointDamaged):
+            state.checkpoints[change.index].damaged = True
+        elif isinstance(change, f.CheckpointsRetired):
+            for index in change.indices:
+                state.checkpoints.pop(index, None)
+        elif isinstance(change, f.AttemptRunning):
+            state.startup_failures, state.startup_error = 0, ""
+        elif isinstance(change, f.AttemptEnded):
+            _end_attempt(state, change)
+        elif isinstance(change, f.RunOpened):
+            _open(state, change)
+        elif isinstance(change, f.RunEnded):
+            state.status, state.reason, state.return_value = change.status, change.reason, change.return_value
+        elif isinstance(change, v.Waiting):
+            state.waiting = change.waiting
+        elif isinstance(change, v.StopNoted):
+            state.stop_reason = change.reason
+
+    def decide(self, state: TrainState, event: v.Event) -> v.Decision:
+        """What follows from ``event``. Changes nothing."""
+        if isinstance(event, v.Settle):
+            return self._settle(state, event.at)
+        if isinstance(event, v.CheckpointFoundDamaged) and not _is_sound(state, event.index):
+            return v.NOTHING
+        if isinstance(event, v.GroupEvent):
+            return group.observe(state.group, event)
+        if isinstance(event, v.NodeLost):
+            return group.lose_node(state.group, event)
+        if isinstance(event, v.DelayPassed) and event.name == RETRY and state.waiting:
+            return v.Decision((v.Waiting(group=GROUP, waiting=False),))
+        if isinstance(event, v.StopAsked) and not state.stop_reason:
+            return v.Decision((v.StopNoted(group=GROUP, reason=event.reason),))
+        if isinstance(event, v.DirectoriesFound):
+            committed = {checkpoint.directory for checkpoint in state.checkpoints.values()}
+            return v.Decision((), _sweep(tuple(name for name in event.directories if name not in committed)))
+        return v.NOTHING
+
+    def _settle(self, state: TrainState, at: float) -> v.Decision:
+        if state.status != LIVE:
+            return v.NOTHING
+        if state.group.phase == group.ORPHANED:
+            return v.Decision((group.ended(state.group, at, "driver_lost"),))
+        if state.group.phase == group.IDLE:
+            return self._next_attempt(state, at)
+        if state.stop_reason and state.group.phase != group.ENDING:
+            kill = v.KillGroup(group=GROUP, attempt=state.group.attempt)
+            return v.Decision((v.Ending(group=GROUP),), (kill,))
+        if group.over(state.group):
+            return self._end(state, at)
+        retired = self._retire(state, at)
+        return retired or group.settle(state.group, at)
+
+    def _next_attempt(self, state: TrainState, at: float) -> v.Decision:
+        if state.stop_reason:
+            return _finish(f.RunEnded(at=at, status=STOPPED, reason=state.stop_reason))
+        if state.waiting:
+            return v.NOTHING
+        resume = newest(state)
+        if resume is None and state.checkpoints:
+            return _finish(
+                f.RunEnded(
+                    at=at,
+                    status=FAILED,
+                    reason="every checkpoint of this run is damaged, so there is nothing to resume from; restore one "
+                    "from a backup, or start a new run under another name",
+                )
+            )
+        attempt = state.group.attempt + 1
+        started = f.AttemptStarted(
+            at=at,
+            group=GROUP,
+            attempt=attempt,
+            world_size=self.settings.world_size,
+            resume=resume.index if resume else None,
+        )
+        start = v.StartGroup(
+            group=GROUP,
+            attempt=attempt,
+            world_size=self.settings.world_size,
+            resume=resume.index if resume else None,
+            directory=resume.directory if resume else "",
+        )
+        return v.Decision((started,), (start,))
+
+    def _end(self, state: TrainState, at: float) -> v.Decision:
+        """Every rank has ended: the attempt ends, and with it perhaps the run."""
+        gang = state.group
+        if group.finished(gang):
+            value = msgspec.Raw(gang.ranks[0].value)
+            return _finish(group.ended(gang, at, "finished"), f.RunEnded(at=at, status=FINISHED, return_value=value))
+        sweep = _sweep(group.abandoned_directories(gang))
+        roots = failures.attribute(gang.failures)
+        if not roots:
+            return v.Decision((group.ended(gang, at, "stopped"),), sweep)
+        root = roots[0]
+        charge = failures.paid_by(root.kind)
+        ended = group.ended(gang, at, "failed", roots, charge)
+        damaged = _damage(state, roots, at)
+        give_up = self._gives_up(state, root, charge)
+        if give_up and not state.stop_reason:
+            return _finish(ended, *damaged, f.RunEnded(at=at, status=FAILED, reason=give_up), before=sweep)
+        if charge == failures.CONTROLLER_LIMIT:
+            pause = v.Wait(name=RETRY, seconds=failures.backoff_s(state.startup_failures + 1))
+            return v.Decision((ended, *damaged, v.Waiting(group=GROUP, waiting=True)), (*sweep, pause))
+        return v.Decision((ended, *damaged), sweep)
+
+    def _gives_up(self, state: TrainState, root: f.RankFailure, charge: str) -> str:
+        """Why there is no further attempt; empty when there is one."""
+        if root.kind == failures.STORAGE:
+            return f"storage failed: rank {root.rank} {root.message}"
+        if root.kind == failures.STARTUP and root.error and _startup_error(root) == state.startup_error:
+            return "a worker could not start, twice with the same error"
+        charged = {**state.charged, charge: state.charged.get(charge, 0) + 1}
+        if charge and failures.exhausted(charge, charged, self.settings.limits):
+            limit = self.settings.limits[charge]
+            return f"{charge}={limit} allows no further restart"
+        return ""
+
+    def _retire(self, state: TrainState, at: float) -> v.Decision:
+        policy = self.settings.retention
+        if policy.num_to_keep is None or len(state.checkpoints) <= policy.num_to_keep:
+            return v.NOTHING
+        kept = [retention.Kept(c.index, not c.damaged, c.metrics) for c in state.checkpoints.values()]
+        indices = retention.retire(kept, policy)
+        if not indices:
+            return v.NOTHING
+        directories = tuple(state.checkpoints[index].directory for index in indices)
+        return v.Decision(
+            (f.CheckpointsRetired(at=at, group=GROUP, indices=indices),),
+            (v.DeleteCheckpoints(directories=directories),),
+        )
+
+
+def _end_attempt(state: TrainState, change: f.AttemptEnded) -> None:
+    if change.charge:
+        state.charged[change.charge] = state.charged.get(change.charge, 0) + 1
+    if change.failures and change.failures[0].kind == failures.STARTUP:
+        state.startup_failures += 1
+        state.startup_error = _startup_error(change.failures[0])
+
+
+def _open(state: TrainState, change: f.RunOpened) -> None:
+    state.epoch = change.epoch
+    state.function, state.fingerprint = change.function, change.fingerprint
+    state.waiting, state.stop_reason = False, ""
+    state.startup_failures, state.startup_error = 0, ""
+    if change.restarted:
+        state.status, state.reason = LIVE, ""
+    if change.fresh_budget:
+        state.charged = {}
+
+
+def _damage(state: TrainState, roots: tuple[f.RankFailure, ...], at: float) -> tuple[f.Fact, ...]:
+    """The facts that rule out the checkpoint that this attempt found damaged."""
+    index = roots[0].checkpoint
+    if index is None or not _is_sound(state, index):
+        return ()
+    return (f.CheckpointDamaged(at=at, group=GROUP, index=index, reason=roots[0].message),)
+
+
+def _is_sound(state: TrainState, index: int) -> bool:
+    return index in state.checkpoints and not state.checkpoints[index].damaged
+
+
+def _startup_error(failure: f.RankFailure) -> str:
+    return f"{failure.error}: {failure.message}" if failure.error else ""
+
+
+def _sweep(directories: tuple[str, ...]) -> tuple[v.Command, ...]:
+    return (v.DeleteCheckpoints(directories=directories),) if directories else ()
+
+
+def _finish(*facts: f.Fact, before: tuple[v.Command, ...] = ()) -> v.Decision:
+    return v.Decision(facts, (*before, v.Finish()))

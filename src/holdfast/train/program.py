@@ -1,0 +1,168 @@
+"""The user's function on its way to the workers: pickled, with an error that names what cannot be, and the environment that
+their zygote needs.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from holdfast.errors import ConfigurationError, PicklingError
+from holdfast.wire.messages import Environment
+
+_HEAVY = ("numpy", "torch", "pandas", "scipy", "sklearn", "jax", "pyarrow", "transformers")
+
+
+def check_function(function: object) -> Callable[..., Any]:
+    """The function itself, if a trainer can call it."""
+    if not callable(function):
+        raise ConfigurationError(f"train_loop_per_worker must be a function, not {function!r:.80}")
+    required = [
+        parameter
+        for parameter in _positional(function)
+        if parameter.default is inspect.Parameter.empty and parameter.kind != inspect.Parameter.VAR_POSITIONAL
+    ]
+    if len(required) > 1:
+        raise ConfigurationError(
+            f"{name_of(function)} takes {len(required)} arguments; a training function takes one, "
+            "its train_loop_config, or none"
+        )
+    return function
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """``module:qualname``, by which a run knows its function again."""
+    owner = function if hasattr(function, "__qualname__") else type(function)
+    return f"{owner.__module__}:{owner.__qualname__}"
+
+
+def fingerprint(config: object) -> str:
+    """A text that differs when ``train_loop_config`` does, as far as JSON can tell."""
+
+    def describe(value: object) -> str:
+        return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+    try:
+        return msgspec.json.encode(config, enc_hook=describe, order="deterministic").decode()
+    except (TypeError, ValueError):
+        return describe(config)
+
+
+def pack(function: Callable[..., Any], config: Mapping[str, Any] | None) -> bytes:
+    """The function and its arguments, pickled. PicklingError names the object that cannot be."""
+    arguments = (dict(config or {}),) if _positional(function) else ()
+    try:
+        return bytes(cloudpickle.dumps((function, arguments)))
+    except Exception as error:
+        culprit = _culprit(function, config) or f"{name_of(function)} or its train_loop_config"
+        raise PicklingError(
+            f"{culprit} cannot be sent to the workers: {error}. Make it inside the training function instead, "
+            "or pass what it is made from."
+        ) from error
+
+
+def environment(function: Callable[..., Any]) -> Environment:
+    """What the workers' zygote imports, and under which variables, paths and sources."""
+    return Environment(
+        preload=tuple(sorted(_modules_used_by(function))),
+        variables=dict(os.environ),
+        sys_path=tuple(sys.path),
+        working_directory=os.getcwd(),
+        argv=tuple(sys.argv),
+        sources=_sources(),
+    )
+
+
+def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    )
+    return [parameter for parameter in parameters if parameter.kind in kinds]
+
+
+def _culprit(function: Callable[..., Any], config: Mapping[str, Any] | None) -> str:
+    """Which named object cannot be pickled."""
+    for where, value in _candidates(function, config):
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return f"{where} ({type(value).__module__}.{type(value).__qualname__})"
+    return ""
+
+
+def _candidates(function: Callable[..., Any], config: Mapping[str, Any] | None) -> Iterator[tuple[str, object]]:
+    for key, value in (config or {}).items():
+        yield f"train_loop_config[{key!r}]", value
+    plain = inspect.unwrap(function)
+    if not isinstance(plain, types.FunctionType):
+        return
+    for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
+        yield f"the variable {name!r} that {plain.__name__} uses", cell.cell_contents
+    for name in _names_in(plain.__code__):
+        if name in plain.__globals__:
+            yield f"the global {name!r} that {plain.__name__} uses", plain.__globals__[name]
+
+
+def _modules_used_by(function: Callable[..., Any]) -> set[str]:
+    """Modules that the function names or imports, and the heavy ones that this process has loaded anyway."""
+    found = {name for name in _HEAVY if name in sys.modules}
+    plain = inspect.unwrap(function)
+    if isinstance(plain, types.FunctionType):
+        for name in _names_in(plain.__code__):
+            value = plain.__globals__.get(name)
+            module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+            if isinstance(module, str):
+                found.add(module)
+        found.update(_imports_in(plain.__code__))
+        found.add(plain.__module__)
+    return {
+        name
+        for name in found
+        if name.partition(".")[0] not in ("__main__", "holdfast", "builtins", *sys.stdlib_module_names)
+    }
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def _imports_in(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME" and instruction.argval:
+            yield str(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _imports_in(constant)
+
+
+def _sources() -> str:
+    """The state of every module file of the user's own that this process has loaded."""
+    ours = (sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(__file__)))
+    marks = []
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if name == "__main__" or not isinstance(path, str) or path.startswith(ours):
+            continue
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        marks.append(f"{name}:{status.st_mtime_ns}:{status.st_size}")
+    return ";".join(sorted(marks))

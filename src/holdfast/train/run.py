@@ -1,0 +1,305 @@
+"""One run from its driver's side: opened, driven by the controller until it ends, and told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import time
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from holdfast import __version__, faultpoints
+from holdfast.control.dispatch import Dispatcher, Job
+from holdfast.control.loop import Controller
+from holdfast.control.recover import Recovered, open_run
+from holdfast.control.retention import Policy
+from holdfast.control.vocabulary import DirectoriesFound, StopAsked
+from holdfast.engine.base import Gang
+from holdfast.engine.driver import Driver
+from holdfast.errors import (
+    ConfigurationError,
+    ControllerError,
+    HoldfastError,
+    StorageError,
+    TrainingFailedError,
+    WorkerGroupError,
+)
+from holdfast.journal.epochs import this_process
+from holdfast.journal.facts import RankFailure, RunFact, RunOpened
+from holdfast.journal.fold import read_facts
+from holdfast.journal.open import read_records
+from holdfast.observe.console import Console, describe_root
+from holdfast.observe.history import History, fold_history
+from holdfast.storage.store import Store, open_store
+from holdfast.train import machine
+from holdfast.train.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from holdfast.train.result import Result, read_result
+from holdfast.wire.messages import Environment
+
+LOGS = "logs"
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What ``fit`` was asked to do, checked."""
+
+    name: str
+    storage_path: str
+    scaling: ScalingConfig
+    run_config: RunConfig
+    function: str
+    fingerprint: str
+    body: bytes
+    environment: Environment
+
+    @property
+    def failure(self) -> FailureConfig:
+        return self.run_config.failure_config or FailureConfig()
+
+    @property
+    def limits(self) -> dict[str, int]:
+        failure = self.failure
+        return {
+            "max_failures": failure.max_failures,
+            "controller_failure_limit": failure.controller_failure_limit,
+        }
+
+    @property
+    def settings(self) -> machine.Settings:
+        keep = self.run_config.checkpoint_config or CheckpointConfig()
+        policy = Policy(keep.num_to_keep, keep.checkpoint_score_attribute, keep.checkpoint_score_order)
+        return machine.Settings(self.scaling.num_workers, self.limits, policy)
+
+    @property
+    def gang(self) -> Gang:
+        return Gang(size=self.scaling.num_workers)
+
+
+class Run:
+    """One call of ``fit``."""
+
+    def __init__(self, ask: Ask, driver: Driver) -> None:
+        self._ask = ask
+        self._driver = driver
+        self._store = _checked_store(ask)
+        self._controller: Controller | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._stop_reason = ""
+
+    async def fit(self) -> Result:
+        """Take the run to its end."""
+        self._task = asyncio.current_task()
+        warm = asyncio.ensure_future(self._warm_up())
+        try:
+            earlier = await self._driver.run(_look, self._store)
+            self._check_same_run(earlier)
+            if earlier.status == machine.FINISHED and earlier.opened[-1].fingerprint == self._ask.fingerprint:
+                return await self._finished_before()
+            recovered = await self._open()
+            return await self._drive(recovered, earlier)
+        finally:
+            await asyncio.gather(warm, return_exceptions=True)
+
+    def stop(self, reason: str) -> None:
+        """Ask for a clean stop, from any thread."""
+        self._driver.call(self._stop(reason))
+
+    def abandon(self) -> None:
+        """End at once, from any thread; the run can be resumed all the same."""
+        self._driver.call(self._cancel())
+
+    async def _stop(self, reason: str) -> None:
+        self._stop_reason = reason
+        if self._controller is not None:
+            self._controller.post(StopAsked(at=time.time(), reason=reason))
+
+    async def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _warm_up(self) -> None:
+        """Have the agents start while the journal is read; what goes wrong here is met again, and told, later."""
+        with contextlib.suppress(HoldfastError):
+            await self._driver.engine.reserve(self._ask.gang)
+
+    def _check_same_run(self, earlier: History) -> None:
+        if earlier.opened and earlier.opened[-1].function != self._ask.function:
+            raise ConfigurationError(
+                f"{self._store.uri} holds the run of another function: it was started with "
+                f"{earlier.opened[-1].function}, and this script has {self._ask.function}. "
+                "Use another name, or another storage_path."
+            )
+
+    async def _finished_before(self) -> Result:
+        result: Result = await self._driver.run(read_result, self._store)
+        print(f"holdfast: run {self._ask.name!r} has finished before; its result is read from {self._store.uri}")
+        return result
+
+    async def _open(self) -> Recovered[machine.TrainState]:
+        settings = machine.TrainMachine(self._ask.settings)
+        take_over = self._ask.run_config.take_over
+
+        def take() -> Recovered[machine.TrainState]:
+            return open_run(
+                self._store,
+                this_process(),
+                machine.TrainState,
+                machine.new_state,
+                settings.apply,
+                take_over=take_over,
+            )
+
+        recovered: Recovered[machine.TrainState] = await self._driver.run(take)
+        await self._driver.run(self._write_run_file)
+        return recovered
+
+    def _write_run_file(self) -> None:
+        asked = {
+            "name": self._ask.name,
+            "function": self._ask.function,
+            "train_loop_config": self._ask.fingerprint,
+            "num_workers": self._ask.scaling.num_workers,
+            "limits": self._ask.limits,
+            "holdfast": __version__,
+        }
+        self._store.put("run.json", msgspec.json.format(msgspec.json.encode(asked)))
+
+    async def _drive(self, recovered: Recovered[machine.TrainState], history: History) -> Result:
+        console = Console(
+            self._ask.name,
+            self._store.uri,
+            history=history,
+            limits=self._ask.limits,
+            later=asyncio.get_running_loop().call_later,
+        )
+        console.opened(self._driver.engine.description, self._ask.scaling.num_workers)
+        self._notice_changes(recovered.state, console)
+        holder = this_process()
+        controller = Controller(
+            machine.TrainMachine(self._ask.settings),
+            recovered.state,
+            recovered.log,
+            self._driver.run,
+            time.time,
+            observers=(history.apply, console.observe),
+            lease_s=holder.lease_s,
+        )
+        dispatcher = Dispatcher(
+            self._job(),
+            controller,
+            self._driver.engine,
+            self._store,
+            self._driver.run,
+            on_output=console.output,
+            on_notice=console.notice,
+        )
+        controller.hands = dispatcher
+        self._controller = controller
+        try:
+            self._begin(controller, recovered)
+            await controller.wait()
+        finally:
+            await dispatcher.close()
+            await asyncio.shield(controller.close())
+        console.ended(time.time())
+        return await self._outcome(history, dispatcher)
+
+    def _begin(self, controller: Controller, recovered: Recovered[machine.TrainState]) -> None:
+        state, log = recovered.state, recovered.log
+        controller.remember(
+            RunOpened(
+                at=time.time(),
+                epoch=log.epoch,
+                host=os.uname().nodename,
+                pid=os.getpid(),
+                function=self._ask.function,
+                fingerprint=self._ask.fingerprint,
+                restarted=state.status != machine.LIVE,
+                fresh_budget=state.status == machine.FAILED,
+            )
+        )
+        faultpoints.reach("driver.opened")
+        if recovered.directories:
+            controller.post(DirectoriesFound(at=time.time(), directories=recovered.directories))
+        if self._stop_reason:
+            controller.post(StopAsked(at=time.time(), reason=self._stop_reason))
+        controller.settle()
+
+    def _notice_changes(self, state: machine.TrainState, console: Console) -> None:
+        if state.fingerprint and state.fingerprint != self._ask.fingerprint:
+            console.notice("train_loop_config has changed since the last driver; the run goes on with the new one")
+        if state.status == machine.FAILED:
+            console.notice("the run had failed; it is tried again with a fresh failure budget")
+
+    def _job(self) -> Job:
+        return Job(
+            run=self._ask.name,
+            token=secrets.token_hex(4),
+            program=self._ask.body,
+            environment=self._ask.environment,
+            storage_timeout_s=self._ask.failure.storage_timeout_s,
+            echo=self._ask.run_config.worker_output,
+            log_directory=LOGS,
+            gang=self._ask.gang,
+        )
+
+    async def _outcome(self, history: History, dispatcher: Dispatcher) -> Result:
+        if history.status == machine.FAILED:
+            raise _failure(history, dispatcher, self._store.uri)
+        result: Result = await self._driver.run(read_result, self._store)
+        if dispatcher.pickled_value:
+            result.return_value = cloudpickle.loads(dispatcher.pickled_value)
+        return result
+
+
+def _checked_store(ask: Ask) -> Store:
+    """The run's own store, once it is certain that it can be written."""
+    parent = open_store(ask.storage_path)
+    probe = f".holdfast-{secrets.token_hex(4)}"
+    try:
+        parent.put(probe, b"can this be written?")
+        parent.delete(probe)
+    except StorageError as error:
+        raise ConfigurationError(
+            f"RunConfig(storage_path={ask.storage_path!r}) cannot be written: {error}. Name a folder that you may write."
+        ) from error
+    return parent.child(ask.name)
+
+
+def _look(store: Store) -> History:
+    """What the journal tells, without taking the run."""
+    facts: list[RunFact] = []
+    with contextlib.suppress(StorageError):
+        facts = list(read_facts(read_records(store)))
+    return fold_history(facts)
+
+
+def _failure(history: History, dispatcher: Dispatcher, uri: str) -> TrainingFailedError:
+    """The error of a run that gave up: the root rank's own traceback first."""
+    attempt = history.attempts[max(history.attempts)] if history.attempts else None
+    where = f"The logs of all workers are in {uri}/{LOGS}."
+    if attempt is None or not attempt.failures:
+        return ControllerError(f"{history.reason}\n{where}")
+    root = attempt.failures[0]
+    parts = [describe_root(attempt.failures)]
+    if root.traceback:
+        parts.append(root.traceback.rstrip())
+    parts += [f"The run has given up: {history.reason}.", where]
+    errors = {failure.rank: _error_of(failure, dispatcher, attempt.number) for failure in attempt.failures}
+    error = WorkerGroupError("\n".join(parts), errors)
+    error.__cause__ = errors[root.rank] if root.error else None
+    return error
+
+
+def _error_of(failure: RankFailure, dispatcher: Dispatcher, attempt: int) -> BaseException:
+    """The rank's own exception where it could travel, or an error that says what happened to it."""
+    pickled = dispatcher.pickled_errors.get((attempt, failure.rank), b"")
+    if pickled:
+        with contextlib.suppress(Exception):
+            error: BaseException = cloudpickle.loads(pickled)
+            error.add_note(f"On rank {failure.rank}:\n{failure.traceback}")
+            return error
+    return TrainingFailedError(f"rank {failure.rank} {failure.error or ''} {failure.message}".replace("  ", " "))

@@ -1,0 +1,109 @@
+"""``DataParallelTrainer``: checks what was asked before anything starts, runs it, and gives back a result."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import datetime
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from holdfast.errors import ConfigurationError
+from holdfast.train import program
+from holdfast.train.config import DEFAULT_STORAGE, RunConfig, ScalingConfig
+from holdfast.train.options import refuse_unknown, require
+from holdfast.train.result import Result
+
+if TYPE_CHECKING:
+    from holdfast.train.run import Ask, Run
+
+T = TypeVar("T")
+
+
+class DataParallelTrainer:
+    """Runs one function on several workers, and keeps the run alive.
+
+    ``train_loop_per_worker`` is called on every worker with ``train_loop_config``, or with nothing if it takes nothing.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        **unknown: Any,
+    ) -> None:
+        owner = type(self).__name__
+        refuse_unknown(owner, unknown, ("train_loop_config", "scaling_config", "run_config"))
+        given = train_loop_config
+        require(given is None or isinstance(given, Mapping), owner, "train_loop_config", given, "a dict")
+        for name, value, kind in (
+            ("scaling_config", scaling_config, ScalingConfig),
+            ("run_config", run_config, RunConfig),
+        ):
+            require(value is None or isinstance(value, kind), owner, name, value, f"a {kind.__name__}")
+        self._function = program.check_function(train_loop_per_worker)
+        self._config = train_loop_config
+        self._scaling = scaling_config or ScalingConfig()
+        self._run_config = run_config or RunConfig()
+
+    def fit(self) -> Result:
+        """Run to the end and return the result; TrainingFailedError when the run gives up.
+
+        The same ``storage_path`` and ``name`` go on from the newest committed checkpoint; a run that has finished returns
+        its result at once.
+        """
+        from holdfast.engine import driver
+        from holdfast.train.run import Run
+
+        ask = self._ask()
+        here = driver.current()
+        run = Run(ask, here)
+        return _wait(here.call(run.fit()), run)
+
+    def _ask(self) -> Ask:
+        """Everything that the run needs to know, checked."""
+        from holdfast.train.run import Ask
+
+        config = self._run_config
+        name = config.name or f"{_short_name(self._function)}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+        return Ask(
+            name=name,
+            storage_path=os.fspath(config.storage_path or DEFAULT_STORAGE),
+            scaling=self._scaling,
+            run_config=config,
+            function=program.name_of(self._function),
+            fingerprint=program.fingerprint(self._config),
+            body=program.pack(self._function, self._config),
+            environment=program.environment(self._function),
+        )
+
+
+def _wait(running: concurrent.futures.Future[T], run: Run) -> T:
+    """Wait for the run. The first Ctrl-C stops it cleanly, the second ends it at once."""
+    try:
+        return running.result()
+    except KeyboardInterrupt:
+        if running.done():
+            raise
+        run.stop("interrupted by Ctrl-C")
+    try:
+        running.result()
+    except KeyboardInterrupt:
+        run.abandon()
+        raise
+    except concurrent.futures.CancelledError:
+        pass
+    raise KeyboardInterrupt
+
+
+def _short_name(function: Callable[..., Any]) -> str:
+    name = program.name_of(function).rpartition(":")[2].rpartition(".")[2]
+    if not name.isidentifier():
+        return "run"
+    return name
+
+
+__all__ = ["ConfigurationError", "DataParallelTrainer"]

@@ -1,0 +1,76 @@
+"""What a worker process does: take its orders, run the user's function, say how it ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from types import TracebackType
+
+import cloudpickle
+import msgspec
+
+from holdfast import faultpoints
+from holdfast.errors import MetricsError
+from holdfast.wire import messages as m
+from holdfast.wire.metrics import encode_value
+from holdfast.worker.session import Session, open_session
+
+MAX_TRACEBACK = 200_000
+
+
+def run(stream: socket.socket) -> int:
+    """Run one attempt of one rank over its socket; the exit code."""
+    session = Session(stream)
+    begin = session.await_begin()
+    open_session(session)
+    try:
+        faultpoints.reach("worker.begin", rank=begin.context.rank, attempt=begin.context.attempt)
+        function, arguments = cloudpickle.loads(begin.program)
+    except BaseException as error:
+        session.send(m.Raise(_describe(error, error.__traceback__), False))
+        return 1
+    session.send(m.Started(os.getpid()))
+    try:
+        value = function(*arguments)
+    except BaseException as error:
+        frames = error.__traceback__.tb_next if error.__traceback__ else None
+        session.send(m.Raise(_describe(error, frames), True))
+        return 1
+    session.send(_returned(value if begin.context.rank == 0 else None))
+    return 0
+
+
+def _returned(value: object) -> m.Return:
+    try:
+        pickled: bytes = cloudpickle.dumps(value)
+    except Exception:
+        pickled = b""
+    return m.Return(_as_json(value), pickled)
+
+
+def _as_json(value: object) -> bytes:
+    """What a later process may read of a return value: JSON where it fits, text otherwise."""
+    try:
+        return encode_value(value)
+    except MetricsError:
+        return msgspec.json.encode(repr(value)[:10_000])
+
+
+def _describe(error: BaseException, frames: TracebackType | None) -> m.ErrorInfo:
+    kind = type(error)
+    text = "".join(traceback.format_exception(kind, error, frames))
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        pickled: bytes = cloudpickle.dumps(error)
+        cloudpickle.loads(pickled)
+    except Exception:
+        pickled = b""
+    return m.ErrorInfo(kind=name, message=_message(error), traceback=text[-MAX_TRACEBACK:], pickled=pickled)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__qualname__} that cannot be shown>"
