@@ -12,6 +12,8 @@ import pytest
 
 from tests import leaks
 
+pytest.register_assert_rewrite("holdfast.testing.engine_contract", "holdfast.testing.store_contract")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # Before any test module is imported, so that whatever it starts inherits both. Short: socket paths go below it.

@@ -3,8 +3,9 @@
 A place calls ``reach("name", rank=…, call=…)``. A fault is armed with ``arm(name, action, **where)`` in the same
 process, or for every process of a job through the environment variable ``HOLDFAST_FAULTS``, whose text is
 ``name:action[:key=value,…]`` separated by ``;``. Actions: ``kill`` (SIGKILL to the own process), ``exit``, ``raise``,
-``stop`` (SIGSTOP), or, from Python, any callable. A fault fires once unless ``times`` says otherwise; across processes
-"once" is kept by creating the file named by ``once=PATH``.
+``stop`` (SIGSTOP), ``hold`` (say so in the pipe PATH.here and wait for the end of the pipe PATH.go, with ``gate=PATH``),
+or, from Python, any callable. A fault fires once unless ``times`` says otherwise; across processes "once" is kept by
+creating the file named by ``once=PATH``.
 
 This module must never import anything of Holdfast but its errors, and costs one attribute test when nothing is armed.
 """
@@ -60,10 +61,16 @@ def reach(name: str, **found: object) -> None:
 
 
 def arm(
-    name: str, action: str | Callable[[], None], *, times: int = 1, once: str | None = None, **where: object
+    name: str,
+    action: str | Callable[[], None],
+    *,
+    times: int = 1,
+    once: str | None = None,
+    gate: str = "",
+    **where: object,
 ) -> None:
     """Arm a fault at the place ``name``, for this process."""
-    call = _named_action(name, action) if isinstance(action, str) else action
+    call = _named_action(name, action, gate) if isinstance(action, str) else action
     texts = {key: str(value) for key, value in where.items()}
     _armed.setdefault(name, []).append(_Fault(call, texts, times, once))
 
@@ -87,19 +94,29 @@ def arm_from_environment() -> None:
             where[key] = value
         times = int(where.pop("times", "1"))
         once = where.pop("once", None)
-        arm(name, action, times=times, once=once, **where)
+        gate = where.pop("gate", "")
+        arm(name, action, times=times, once=once, gate=gate, **where)
 
 
-def _named_action(name: str, action: str) -> Callable[[], None]:
+def _named_action(name: str, action: str, gate: str) -> Callable[[], None]:
     def raise_fault() -> None:
         raise InjectedFault(f"fault injected at {name}")
+
+    def hold() -> None:
+        with open(f"{gate}.here", "w") as here:
+            here.write(f"{os.getpid()}\n")
+        with open(f"{gate}.go") as go:
+            go.read()
 
     actions: dict[str, Callable[[], None]] = {
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "exit": lambda: os._exit(17),
         "raise": raise_fault,
+        "hold": hold,
     }
     if action not in actions:
         raise ConfigurationError(f"unknown fault action {action!r} for {name}; use one of {', '.join(actions)}")
+    if action == "hold" and not gate:
+        raise ConfigurationError(f"the fault hold at {name} needs gate=PATH, with the pipes PATH.here and PATH.go")
     return actions[action]

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.engine import forked
 from holdfast.engine.launch import Boot
 from holdfast.engine.processes import Listener, Processes, WorkerExit, WorkerKey
 from holdfast.wire import frames
@@ -52,6 +53,8 @@ async def run_agent(boot: Boot, processes: Processes) -> None:
             elif name == "start":
                 key, environment, log, variables, first = arguments
                 processes.start(tuple(key), msgspec.convert(environment, Environment), log, variables, first)
+            elif name == "lose_patience":
+                forked.STATUS_S = 0.2
             elif name == "close":
                 await processes.close()
                 relay.tell("closed")
@@ -60,6 +63,15 @@ async def run_agent(boot: Boot, processes: Processes) -> None:
     except asyncio.IncompleteReadError:
         await processes.close()
         writer.close()
+
+
+async def run_hasty_agent(boot: Boot, processes: Processes) -> None:
+    """Start workers at once, and listen to nobody."""
+    _, writer = await asyncio.open_unix_connection(boot.address)
+    processes.listen(Relay(writer))
+    for rank in range(2):
+        processes.start(("hasty", 0, rank), Environment(), f"{boot.folder}/{rank}.log", {}, b'["brood"]\n')
+    await asyncio.Event().wait()
 
 
 async def _prepare(processes: Processes, relay: Relay, environment: Environment) -> None:
@@ -83,7 +95,7 @@ class Relay(Listener):
     def worker_rows(self, key: WorkerKey, rows: list[bytes]) -> None:
         self.tell("rows", key, len(rows))
 
-    def worker_exited(self, key: WorkerKey, exit: WorkerExit) -> None:
+    def worker_exited(self, key: WorkerKey, exit: WorkerExit) -> None:  # noqa: A002
         self.tell("exited", key, exit)
 
 
@@ -212,9 +224,7 @@ def brood(voice: Voice, state: str = "running") -> None:
     subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; (sleep 1000) & sleep 1000"], start_new_session=True)
     _daemonise()
     voice.say("bred")
-    if state == "stopped":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif state == "native":
+    if state == "native":
         ctypes.PyDLL(None).sleep(1000)  # PyDLL keeps the GIL
     elif state == "leaving":
         os._exit(0)
@@ -235,7 +245,9 @@ def _daemonise() -> None:
 
 
 def main() -> None:
-    """A driver of its own: start a janitor as the boot on standard input says, in a thread that ends at once, and live."""
+    """A driver of its own: start a janitor as the boot on standard input says, in a thread that ends at once, and
+    live.
+    """
     from holdfast.engine.launch import spawn_janitor
 
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=Boot)

@@ -71,13 +71,21 @@ def describe(pid: int) -> str:
 class Node:
     """Starts on creation. The driver is this process, or, with ``own_driver``, a process of its own."""
 
-    def __init__(self, folder: Path, *, own_driver: bool = False, preexisting: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        own_driver: bool = False,
+        agent: str = "run_agent",
+        variables: dict[str, str] | None = None,
+    ) -> None:
         self.base = folder
         self.tree = Tree()
         short = Path(os.environ.get("HOLDFAST_RUNTIME_DIR", "/var/tmp")) / secrets.token_hex(4)
         self.short = short
         short.mkdir(mode=0o700)
-        self.folder = short / "node"
+        self.job_folder = short / "job"
+        self.folder = self.job_folder / "node"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(short / "s"))
         self._listener.listen()
@@ -91,8 +99,9 @@ class Node:
             address=str(short / "s"),
             secret=b"secret",
             folder=str(self.folder),
+            job_folder=str(self.job_folder),
             sys_path=tuple(sys.path),
-            agent="tests.engine.inside:run_agent",
+            agent=f"tests.engine.inside:{agent}",
             worker="tests.engine.inside:run_worker",
         )
         self.spawned_at = time.monotonic()
@@ -103,7 +112,7 @@ class Node:
                 [sys.executable, "-m", "tests.engine.inside"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**self.tree.environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**self.tree.environment(), **(variables or {}), "PYTHONPATH": os.pathsep.join(sys.path)},
             )
             assert self.driver.stdin is not None
             self.driver.stdin.write(msgspec.json.encode(boot) + b"\n")

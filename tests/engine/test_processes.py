@@ -53,9 +53,7 @@ def test_an_exit_code_is_told(node: Node, code: int) -> None:
 
 
 @pytest.mark.parametrize(("argument", "code", "printed"), [(4, 4, ""), (None, 0, ""), ("no more", 1, "no more\n")])
-def test_sys_exit_ends_a_worker_as_it_ends_a_script(
-    node: Node, argument: object, code: int, printed: str
-) -> None:
+def test_sys_exit_ends_a_worker_as_it_ends_a_script(node: Node, argument: object, code: int, printed: str) -> None:
     node.start(KEY, "leave_by_sys_exit", argument)
     assert node.exited(KEY) == WorkerExit(code)
     assert node.printed(KEY) == printed
@@ -89,20 +87,14 @@ def test_a_kill_at_any_moment_of_the_start_ends_in_one_exit(node: Node) -> None:
 
 
 def test_a_worker_that_had_died_before_our_kill_is_not_ours(node: Node) -> None:
-    zygote_of_another = Environment(variables={"ANOTHER": "1"})
-    node.prepare(zygote_of_another)
     node.start(KEY, "idle")
-    zygote = os.stat(f"/proc/{node.started(KEY)}").st_uid  # the worker runs
-    assert zygote == os.getuid()
-    worker = node.tree.one("hf:worker")
-    parent = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(parent, signal.SIGSTOP)  # so that the exit is not told yet
-    try:
-        os.kill(worker, signal.SIGKILL)
-        node.tell("kill", KEY)
-        assert node.prepare(zygote_of_another) == ""  # by now the kill was handled
-    finally:
-        os.kill(parent, signal.SIGCONT)
+    worker = node.started(KEY)
+    zygote = node.tree.one("hf:zygote")
+    os.kill(zygote, signal.SIGSTOP)  # so that the exit is not told yet
+    os.kill(worker, signal.SIGKILL)
+    node.tell("kill", KEY)
+    node.prepare(Environment())  # answered when the kill was handled
+    os.kill(zygote, signal.SIGCONT)
     assert node.exited(KEY) == WorkerExit(-signal.SIGKILL, ours=False)
 
 
@@ -289,6 +281,7 @@ def test_a_dead_zygote_takes_its_workers_and_is_replaced(node: Node) -> None:
 
 
 def test_a_zygote_that_does_not_answer_is_replaced(node: Node) -> None:
+    node.tell("lose_patience")
     node.start(KEY, "idle")
     worker = node.started(KEY)
     os.kill(node.tree.one("hf:zygote"), signal.SIGSTOP)

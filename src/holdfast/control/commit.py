@@ -1,8 +1,8 @@
 """How the ranks' calls line up, and how a checkpoint is committed. Pure; a part of every group.
 
 Call n of all ranks belongs together. A call that brings files on some ranks is committed once every rank's call n has
-arrived: conflicting names are found before a byte moves, an index is taken from a durably reserved block, the agents upload,
-the manifest is written last, the fact is journalled, and only then are the ranks told.
+arrived: conflicting names are found before a byte moves, an index is taken from a durably reserved block, the agents
+upload, the manifest is written last, the fact is journalled, and only then are the ranks told.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Dispatcher:
             self._controller.fail(error)
 
     async def _start(self, command: v.StartGroup) -> None:
-        who = {"at": self._controller.now(), "group": command.group, "attempt": command.attempt}
+        who: dict[str, Any] = {"at": self._controller.now(), "group": command.group, "attempt": command.attempt}
         try:
             nodes = await self._engine.reserve(msgspec.structs.replace(self.job.gang, size=command.world_size))
         except EngineError as error:
@@ -163,9 +163,10 @@ class Dispatcher:
                 self._briefed.add((node.name, node.incarnation))
                 self._engine.send(node.name, m.Prepare(self.job.environment))
                 self._engine.send(node.name, m.Program(self.job.token, self.job.program))
+        faultpoints.reach("start.before", attempt=command.attempt)
         self._post(v.GroupPlaced(**who, nodes=names))
-        for rank, (node, place) in enumerate(zip(names, placement.places(names), strict=True)):
-            self._engine.send(node, self._start_worker(command, rank, node, place))
+        for rank, (home, place) in enumerate(zip(names, placement.places(names), strict=True)):
+            self._engine.send(home, self._start_worker(command, rank, home, place))
 
     def _start_worker(self, command: v.StartGroup, rank: int, node: str, place: placement.Place) -> m.StartWorker:
         resume = None if command.resume is None else m.CheckpointRef(command.resume, command.directory)
@@ -215,6 +216,7 @@ class Dispatcher:
         self._send_to_rank(command, message)
 
     def _acknowledge(self, command: v.Acknowledge) -> None:
+        faultpoints.reach("ack.before", index=command.index)
         checkpoint = m.CheckpointRef(command.index, command.directory)
         self._tell(command, None, m.Committed(command.call, checkpoint))
 
@@ -233,7 +235,7 @@ class Dispatcher:
             self._engine.send(nodes[command.rank], message)
 
     async def _write_manifest(self, command: v.WriteManifest) -> None:
-        who = {"group": command.group, "attempt": command.attempt, "index": command.index}
+        who: dict[str, Any] = {"group": command.group, "attempt": command.attempt, "index": command.index}
         manifest = Manifest(index=command.index, created_at=self._controller.now(), files=command.files)
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + self.job.storage_timeout_s, RETRY_S
@@ -256,7 +258,9 @@ class Dispatcher:
         try:
             await self._controller.recorder.confirm()
             for directory in command.directories:
+                faultpoints.reach("delete.before", directory=directory)
                 await self._run(self._store.delete_tree, directory)
+                faultpoints.reach("delete.after", directory=directory)
         except StorageError as error:
             self._on_notice(f"could not delete {', '.join(command.directories)}: {error}")
         except FencedError as error:

@@ -104,8 +104,8 @@ def looks_like_peer_loss(failure: RankFailure) -> bool:
 def attribute(failures: Sequence[RankFailure]) -> tuple[RankFailure, ...]:
     """The failures of one attempt in the order of arrival → root first, consequences marked.
 
-    Arrival is no proof of cause: the survivor's broken connection may be heard of before the death that broke it. So what
-    looks like the loss of a peer is the root only where nothing else is.
+    Arrival is no proof of cause: the survivor's broken connection may be heard of before the death that broke it. So
+    what looks like the loss of a peer is the root only where nothing else is.
     """
     if not failures:
         return ()

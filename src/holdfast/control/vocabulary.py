@@ -1,7 +1,8 @@
 """What goes into a machine and what comes out: events in; notes, facts and commands out. All are frozen values.
 
 A *fact* (``journal.facts``) is remembered for ever. A *note* changes the state of an attempt that cannot outlive its
-driver (which rank has arrived where), so it is applied like a fact and not journalled: a new driver starts a new attempt.
+driver (which rank has arrived where), so it is applied like a fact and not journalled: a new driver starts a new
+attempt.
 """
 
 from __future__ import annotations

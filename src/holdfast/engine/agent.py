@@ -1,7 +1,8 @@
-"""One node's agent: starts workers on request, carries their messages, uploads their checkpoints, verifies what they load.
+"""One node's agent: starts workers on request, carries their messages, uploads their checkpoints, verifies what they
+load.
 
-The agent decides nothing about a run: it does what the controller says and tells what happened. Its processes, its uplink,
-its clock and its stores are given to it, so that the simulator runs this very code.
+The agent decides nothing about a run: it does what the controller says and tells what happened. Its processes, its
+uplink, its clock and its stores are given to it, so that the simulator runs this very code.
 """
 
 from __future__ import annotations
@@ -133,11 +134,11 @@ class Agent:
             case m.Raise():
                 self._uplink.send(m.Raised(*key, message.error, message.started))
 
-    def worker_exited(self, key: WorkerKey, exit: WorkerExit) -> None:
+    def worker_exited(self, key: WorkerKey, end: WorkerExit) -> None:
         worker = self._workers.pop(key, None)
         if worker is not None and worker.tail is not None:
             self._tell_output(key, worker.tail, last=True)
-        self._uplink.send(m.Exited(*key, exit.status, exit.ours, exit.oom, exit.lost))
+        self._uplink.send(m.Exited(*key, end.status, end.ours, end.oom, end.lost))
 
     def _start(self, message: m.StartWorker) -> None:
         context = message.context

@@ -4,8 +4,8 @@ What every engine promises, and ``holdfast.testing.contracts`` proves:
 
 - ``reserve`` gives a gang its nodes, all or nothing, or raises EngineError within its time-out, saying what is asked,
   what there is and what is missing. The answer names one node for each rank; ranks on one node are neighbours.
-- Messages between the controller and one agent arrive in order, once, and only from peers that know the job's secret. What
-  cannot be sent is dropped, and the node is then told as lost.
+- Messages between the controller and one agent arrive in order, once, and only from peers that know the job's secret.
+  What cannot be sent is dropped, and the node is then told as lost.
 - The loss of a node is told once, by ``node_lost``, as soon as its connection ends; after that nothing arrives from it.
   An engine that can replace a node does so on the next ``reserve``.
 - Listeners are called on the engine's event loop, never at the same time.

@@ -1,7 +1,8 @@
 """The driver process's own part: one background thread with an event loop and an engine, made when first needed.
 
-It lives until ``shutdown`` or the end of the process, so that a second ``fit`` finds its agents running. The thread is ours
-alone: ``fit`` may be called from any thread, from a notebook with a running loop, or from a thread that ends right after.
+It lives until ``shutdown`` or the end of the process, so that a second ``fit`` finds its agents running. The thread is
+ours alone: ``fit`` may be called from any thread, from a notebook with a running loop, or from a thread that ends right
+after.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from holdfast import faultpoints
 from holdfast.engine.agent import threads
 from holdfast.engine.local import LocalEngine
 from holdfast.errors import ConfigurationError
@@ -26,6 +28,8 @@ class Driver:
     """A loop in a thread, a pool for blocking calls, and an engine."""
 
     def __init__(self, **options: Any) -> None:
+        if faultpoints.VARIABLE in os.environ:
+            faultpoints.arm_from_environment()
         self._loop = asyncio.new_event_loop()
         self._pool = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-io")
         self.run: Callable[..., Any] = threads(self._pool)
@@ -60,7 +64,7 @@ _lock = threading.Lock()
 def init(*, nodes: int | None = None, cpus_per_node: float | None = None, gpus_per_node: float = 0) -> None:
     """Choose the engine's shape before the first ``fit``: several virtual nodes on this machine."""
     global _driver
-    if nodes is not None and (not isinstance(nodes, int) or nodes < 1):
+    if nodes is not None and (type(nodes) is not int or nodes < 1):
         raise ConfigurationError(f"init(nodes={nodes!r}): give a whole number of at least 1")
     if cpus_per_node is not None and cpus_per_node <= 0:
         raise ConfigurationError(f"init(cpus_per_node={cpus_per_node!r}): give a number above 0")

@@ -30,7 +30,7 @@ from holdfast.wire.messages import Environment, FromWorker
 from holdfast.worker import kernel, process
 
 READ_SIZE = 256 * 1024
-STATUS_S = z.STRAGGLERS_S + 3.0
+STATUS_S = 10.0
 """How long after a worker's death its zygote may take to say so, before it is held to be stuck and killed."""
 IDLE_ZYGOTES = 3
 """So many zygotes without workers are kept for the next run."""
@@ -286,6 +286,9 @@ class ForkedProcesses(Processes):
             self._hang_up(zygote)
 
     def _zygote_ready(self, zygote: _Zygote, ready: z.Ready) -> None:
+        if zygote.pid < 0:  # who was to announce it was killed; without its pidfd it cannot be watched
+            self._zygote_gone(zygote)
+            return
         if ready.unsafe:
             self._replace(zygote, f"workers start as fresh processes: {ready.unsafe}")
             return

@@ -42,7 +42,7 @@ class Boot(msgspec.Struct, frozen=True):
     address: str
     secret: bytes
     folder: str
-    """The node's own, made by the janitor (0700) and removed by it."""
+    """The node's own, made by the agent (0700), and removed by agent or janitor, whichever ends last."""
     sys_path: tuple[str, ...] = ()
     job_folder: str = ""
     """Removed too, where it is given, when the driver has died."""
@@ -81,27 +81,26 @@ def main() -> None:
     kernel.set_name("hf:janitor")
     kernel.become_subreaper()
     faultpoints.arm_from_environment()
-    driver_died = True
+    driver = -1
     try:
         driver = os.pidfd_open(boot.driver_pid)
         if os.getppid() == boot.driver_pid:
-            driver_died = _guard(boot, driver)
+            _guard(boot, driver)
     except ProcessLookupError:
-        pass
+        pass  # the driver is dead already
     finally:
         kernel.end_children()
-        _remove(boot, driver_died)
+        _remove(boot, driver)
 
 
-def _guard(boot: Boot, driver: int) -> bool:
-    """Have an agent until the tree must end. Returns whether the driver has died."""
-    os.makedirs(boot.folder, mode=0o700, exist_ok=True)
+def _guard(boot: Boot, driver: int) -> None:
+    """Have an agent until the tree must end."""
     me = os.pidfd_open(os.getpid())
     faultpoints.reach("janitor.ready")
     agent = os.fork()
     if agent == 0:
         _run_agent(boot, me, driver)
-    return _wait(driver, os.pidfd_open(agent))
+    _wait(driver, os.pidfd_open(agent))
 
 
 def _read_boot() -> Boot | None:
@@ -121,8 +120,8 @@ def _read_exactly(size: int) -> bytes:
     return data
 
 
-def _wait(driver: int, agent: int) -> bool:
-    """Return when the tree must end; true if the driver is dead. If it only closes its side, the agent has a grace."""
+def _wait(driver: int, agent: int) -> None:
+    """Return when the tree must end. If a live driver closes its side, the agent has a grace to end by itself."""
     poll = select.poll()
     for fd in (driver, agent, 0):
         poll.register(fd, select.POLLIN)
@@ -130,16 +129,17 @@ def _wait(driver: int, agent: int) -> bool:
     while True:
         ready = {fd for fd, _ in poll.poll(timeout)}
         if not ready or driver in ready or agent in ready:
-            return kernel.has_ended(driver)
+            return
         poll.unregister(0)
         timeout = GRACE_S * 1000
 
 
-def _remove(boot: Boot, driver_died: bool) -> None:
+def _remove(boot: Boot, driver: int) -> None:
+    """Remove the node's folder; and the job's, where the driver behind this pidfd (none: -1) will not do it."""
     import shutil
 
     shutil.rmtree(boot.folder, ignore_errors=True)
-    if driver_died and boot.job_folder:
+    if boot.job_folder and (driver < 0 or kernel.has_ended(driver)):
         shutil.rmtree(boot.job_folder, ignore_errors=True)
 
 
@@ -150,6 +150,7 @@ def _run_agent(boot: Boot, janitor: int, driver: int) -> NoReturn:
         kernel.set_name("hf:agent")
         kernel.become_subreaper()
         _leave_stdin_to_janitor()
+        os.makedirs(boot.folder, mode=0o700, exist_ok=True)  # here, where there are two to remove it
         faultpoints.reach("agent.born")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         me = os.pidfd_open(os.getpid())
@@ -187,15 +188,13 @@ def _serve(boot: Boot, pristine: socket.socket, pid: int) -> None:
 
 def _follow(boot: Boot, janitor: int, driver: int) -> None:
     """In a thread, so that nothing that the agent's loop does can delay it."""
-    poll = select.poll()
-    poll.register(janitor, select.POLLIN)
-    poll.poll()
+    kernel.wait_for_end(janitor)
     _leave(boot, driver, 1)
 
 
 def _leave(boot: Boot, driver: int, code: int) -> NoReturn:
     try:
         kernel.end_children()
-        _remove(boot, driver_died=kernel.has_ended(driver))
+        _remove(boot, driver)
     finally:
         os._exit(code)

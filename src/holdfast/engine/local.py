@@ -1,7 +1,8 @@
 """The engine of one machine: virtual nodes, each with its own janitor, agent and folder, as children of the driver.
 
-Nodes are started when a gang first needs them and live as long as the driver. A node that was lost is started again by the
-next ``reserve``. Without ``nodes``, there is one node and a CPU gang larger than the machine simply shares its cores.
+Nodes are started when a gang first needs them and live as long as the driver. A node that was lost is started again by
+the next ``reserve``. Without ``nodes``, there is one node and a CPU gang larger than the machine simply shares its
+cores.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from holdfast.engine.base import Engine, Gang, Listener, Node
 from holdfast.engine.launch import Boot, spawn_janitor
@@ -102,9 +104,9 @@ class LocalEngine(Engine):
         if len(names) < gang.size:
             have = ", ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in self._nodes.values())
             raise EngineError(
-                f"{gang.size} workers with {gang.cpus:g} CPUs and {gang.gpus:g} GPUs each were asked for; there is room "
-                f"for {len(names)} ({have}), so {gang.size - len(names)} are missing. Ask for fewer workers, or give "
-                "holdfast.init() more nodes or CPUs per node."
+                f"{gang.size} workers with {gang.cpus:g} CPUs and {gang.gpus:g} GPUs each were asked for; there is "
+                f"room for {len(names)} ({have}), so {gang.size - len(names)} are missing. Ask for fewer workers, or "
+                "give holdfast.init() more nodes or CPUs per node."
             )
         return tuple(names)
 
@@ -137,7 +139,8 @@ class LocalEngine(Engine):
         try:
             node.janitor = await loop.run_in_executor(None, self._spawn, node.name, address, secret, folder)
             ended = _end_of(node.janitor)
-            await asyncio.wait({arrived, ended}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {arrived, ended}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             server.close()
             with contextlib.suppress(FileNotFoundError):

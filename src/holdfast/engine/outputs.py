@@ -1,4 +1,6 @@
-"""Follows a worker's log file, for the console. The file itself is written by the worker, so nothing printed is lost."""
+"""Follows a worker's log file, for the console. The file itself is written by the worker, so nothing printed is
+lost.
+"""
 
 from __future__ import annotations
 

@@ -129,13 +129,16 @@ def _serve_pristine(control: socket.socket, agent: int) -> tuple[Environment, so
 
 
 def _bear(control: socket.socket) -> None:
-    """In the middle process: fork the zygote, announce it, end. Returns in the zygote.
+    """In the middle process: fork the zygote, announce it, end. Returns in the zygote, after that end.
 
-    The agent adopts the zygote only when the middle process ends, so by then Born waits in the agent's socket.
+    The agent adopts the zygote only then, and by that time Born waits in the agent's socket.
     """
     try:
+        middle = os.pidfd_open(os.getpid())
         zygote = _fork()
         if zygote == 0:
+            kernel.wait_for_end(middle)
+            os.close(middle)
             return
         pidfd = os.pidfd_open(zygote)
         faultpoints.reach("zygote.bearing")

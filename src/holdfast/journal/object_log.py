@@ -57,10 +57,10 @@ class ObjectLog(Writer):
         """Create the opening segment, behind whatever the predecessor still got in."""
         while not self._create(self.durable, b""):
             opening, end = _read(self._store, self._number + 1)
-            if opening.epoch > self.epoch:
+            if opening is not None and opening.epoch > self.epoch:
                 raise self._fenced()
             self._number += 1
-            self.position = self.durable = end
+            self.position = self.durable = max(self.durable, end)
         self._number += 1
         self._ends = [(self.durable, self._number)]
 
@@ -97,8 +97,7 @@ def open_object_log(store: Store, epoch: int, *, safe: bool) -> tuple[Log, Repla
     keys = store.keys("journal")
     found = newest_snapshot(store, keys)
     start = found.snapshot.position if found else 0
-    numbers = segment_numbers(keys)
-    position, last = _end(store, keys, numbers, found)
+    position, last = _end(store, keys, found)
     log = ObjectLog(store, epoch, position, last, snapshot_keys(keys), safe)
     log.take_up()
     log.confirm()
@@ -110,14 +109,19 @@ def read_object_records(store: Store, keys: list[str]) -> Iterator[bytes]:
     return _replay(store, keys, 0, 0, max(segment_numbers(keys), default=0))
 
 
-def _end(store: Store, keys: list[str], numbers: list[int], found: Found | None) -> tuple[int, int]:
+def _end(store: Store, keys: list[str], found: Found | None) -> tuple[int, int]:
     """The last position and the last segment, of what lies there and of the snapshot."""
+    numbers = segment_numbers(keys)
     start, segment = (found.snapshot.position, found.segment) if found else (0, 0)
-    if numbers and numbers[-1] > segment:
-        return max(start, _read(store, numbers[-1])[1]), numbers[-1]
-    if not numbers:
+    for number in reversed(numbers):
+        if number <= segment:
+            break
+        opening, end = _read(store, number)
+        if opening is not None:
+            return max(start, end), numbers[-1]
+    if not segment:
         start = max(start, last_position(store, lineage(store, keys)))
-    return start, segment
+    return start, max(segment, *numbers[-1:])
 
 
 def _replay(store: Store, keys: list[str], start: int, segment: int, last: int) -> Iterator[bytes]:
@@ -125,14 +129,15 @@ def _replay(store: Store, keys: list[str], start: int, segment: int, last: int) 
     position = start
     if segment == 0:
         spans = lineage(store, keys)
-        if spans and last > 0:
-            spans[-1] = spans[-1]._replace(through=_read(store, 1)[0].after)
+        first = _open(store, 1)[0] if spans and last else None
+        if first is not None:
+            spans[-1] = spans[-1]._replace(through=first.after)
         for record in replay(store, spans, start):
             position += 1
             yield record
     for number in range(segment + 1, last + 1):
         opening, records = _open(store, number)
-        if opening.after > position:
+        if opening is not None and opening.after > position:
             raise JournalError(
                 f"the journal in {store.uri} is damaged: records {position + 1} to {opening.after} are missing "
                 f"before {segment_key(number)!r}"
@@ -143,7 +148,8 @@ def _replay(store: Store, keys: list[str], start: int, segment: int, last: int) 
                 yield record
 
 
-def _open(store: Store, number: int) -> tuple[Opening, Iterator[tuple[int, bytes]]]:
+def _open(store: Store, number: int) -> tuple[Opening | None, Iterator[tuple[int, bytes]]]:
+    """A segment. One that was cut within its first line has no opening and tells nothing."""
     key = segment_key(number)
     name = f"the journal segment {key!r} in {store.uri}"
     try:
@@ -151,12 +157,10 @@ def _open(store: Store, number: int) -> tuple[Opening, Iterator[tuple[int, bytes
     except MissingError as error:
         raise JournalError(f"{name} is missing, and later ones are there") from error
     opening = opening_of(data, name)
-    if opening is None:
-        raise JournalError(f"{name} is damaged: its first line is lost")
-    return opening, records_in(data, name, opening.after)
+    return opening, records_in(data, name, opening.after) if opening else iter(())
 
 
-def _read(store: Store, number: int) -> tuple[Opening, int]:
+def _read(store: Store, number: int) -> tuple[Opening | None, int]:
     """The opening of a segment, and the position of its last record."""
     opening, records = _open(store, number)
-    return opening, max((position for position, _ in records), default=opening.after)
+    return opening, max((position for position, _ in records), default=opening.after if opening else 0)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from holdfast.errors import MissingError
 from holdfast.journal.log import Snapshot
 from holdfast.storage.envelope import seal, unseal
 from holdfast.storage.store import Store
@@ -52,9 +53,9 @@ def write_snapshot(store: Store, snapshot: Snapshot, segment: int) -> str:
 def newest_snapshot(store: Store, keys: list[str]) -> Found | None:
     """The newest of these snapshots that is whole."""
     for key in reversed(snapshot_keys(keys)):
-        body = unseal(store.read(key))
-        if body is None:
+        try:
+            kept = _decoder.decode(unseal(store.read(key)) or b"")
+        except (msgspec.DecodeError, MissingError):
             continue
-        kept = _decoder.decode(body)
         return Found(Snapshot(kept.position, bytes(kept.state)), kept.segment)
     return None

@@ -57,7 +57,7 @@ class Console:
     def output(self, rank: int, text: str) -> None:
         """Pass on what a worker printed, each line under its rank."""
         for line in text.splitlines():
-            self._write(f"(rank {rank}) {line}\n")
+            _write(f"(rank {rank}) {line}\n", self._stream)
 
     def observe(self, change: object) -> None:
         """Take in a fact, after the history has."""
@@ -115,13 +115,19 @@ class Console:
         return f"resuming from {newest.directory}, {_reports(max(lost, 0))} redone"
 
     def _say(self, text: str) -> None:
-        self._write(f"holdfast: {text}\n")
+        say(text, self._stream)
 
-    def _write(self, text: str) -> None:
-        stream = self._stream or sys.stdout
-        with contextlib.suppress(OSError, ValueError):
-            stream.write(text)
-            stream.flush()
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """One line of ours."""
+    _write(f"holdfast: {text}\n", stream)
+
+
+def _write(text: str, stream: TextIO | None) -> None:
+    stream = stream or sys.stdout
+    with contextlib.suppress(OSError, ValueError):
+        stream.write(text)
+        stream.flush()
 
 
 def describe_root(failures: tuple[f.RankFailure, ...]) -> str:

@@ -22,8 +22,9 @@ class Goodput(msgspec.Struct, frozen=True):
 
 
 def goodput(history: History, now: float) -> Goodput:
-    """The account of a run up to ``now``. *redone* is work after the checkpoint that a restart went back to, *starting* is
-    from an attempt's start to every rank's first line, *down* is everything else: no attempt, or no driver."""
+    """The account of a run up to ``now``. *redone* is work after the checkpoint that a restart went back to, *starting*
+    is from an attempt's start to every rank's first line, *down* is everything else: no attempt, or no driver.
+    """
     if not history.opened:
         return Goodput(0.0, 0.0, 0.0, 0.0, 0.0)
     wall = max(now - history.opened[0].at, 0.0)

@@ -34,6 +34,9 @@ from holdfast.storage.store import (
 )
 from holdfast.wire.messages import FileEntry
 
+_EARLY = 32 << 20
+"""A copy hands this much at a time to the disk while it goes on reading, instead of all of it at the end."""
+
 _TEMPORARY = ".tmp-holdfast-"
 _GONE = (FileNotFoundError, NotADirectoryError)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -338,7 +341,7 @@ def _copy(reading: int, writing: int, expected: int, source: Path | None) -> tup
     """Copy all bytes and tell how many and their checksum; errors of ``source`` are told apart from the target's."""
     digest = xxhash.xxh3_64()
     buffer = memoryview(bytearray(min(BUFFER, expected + 1)))
-    size = 0
+    size = handed = 0
     while True:
         try:
             count = os.readv(reading, [buffer])
@@ -351,6 +354,10 @@ def _copy(reading: int, writing: int, expected: int, source: Path | None) -> tup
         digest.update(buffer[:count])
         _write(writing, buffer[:count])
         size += count
+        if size - handed >= _EARLY:
+            # What is still to be written is not dropped by this: its writing is begun.
+            os.posix_fadvise(writing, handed, size - handed, os.POSIX_FADV_DONTNEED)
+            handed = size
 
 
 def _sync_directory(folder: str) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 
 from holdfast.errors import ConfigurationError
-from holdfast.train.options import is_number, is_whole, options, require
+from holdfast.train.options import is_number, is_text, is_whole, options, require
 
 DEFAULT_STORAGE = "~/holdfast_results"
 WORKER_OUTPUT = ("none", "rank_zero", "all")
@@ -34,8 +34,8 @@ class FailureConfig:
     """How many failures a run outlives, and how long it waits for its storage.
 
     ``max_failures`` is how often the group is restarted after its workers, or their node, failed (-1: without limit).
-    ``controller_failure_limit`` is the same for workers that could not start. ``storage_timeout_s`` is how long a report
-    waits for a store that refuses before the run fails.
+    ``controller_failure_limit`` is the same for workers that could not start. ``storage_timeout_s`` is how long a
+    report waits for a store that refuses before the run fails.
     """
 
     max_failures: int = 0
@@ -73,7 +73,7 @@ class CheckpointConfig:
             "a whole number of at least 1, or None for all",
         )
         require(
-            attribute is None or (isinstance(attribute, str) and attribute != ""),
+            attribute is None or is_text(attribute),
             owner,
             "checkpoint_score_attribute",
             attribute,
@@ -103,7 +103,7 @@ class RunConfig:
             check_name(self.name)
         path = self.storage_path
         require(
-            path is None or (isinstance(path, str | os.PathLike) and os.fspath(path) != ""),
+            path is None or is_text(path) or isinstance(path, os.PathLike),
             "RunConfig",
             "storage_path",
             path,

@@ -16,9 +16,9 @@ from holdfast.worker import session
 def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
     """Report metrics, and optionally a checkpoint. Every rank must call it the same number of times.
 
-    Without a checkpoint it returns as soon as the metrics have left this process. With one it returns when the checkpoint is
-    complete in storage and recorded: whatever dies after that, the next attempt starts from it or a newer one. The files
-    of all ranks that bring some to the same call become one directory; rank 0's metrics stand for it.
+    Without a checkpoint it returns as soon as the metrics have left this process. With one it returns when the
+    checkpoint is complete in storage and recorded: whatever dies after that, the next attempt starts from it or a newer
+    one. The files of all ranks that bring some to the same call become one directory; rank 0's metrics stand for it.
     """
     here = session.current("train.report()")
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):

@@ -1,4 +1,6 @@
-"""Options that explain themselves: an unknown one is an error that names the nearest valid one, and so are wrong values."""
+"""Options that explain themselves: an unknown one is an error that names the nearest valid one, and so are wrong
+values.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,15 @@ def options(kind: type[T]) -> type[T]:
     names = [field.name for field in dataclasses.fields(made)]  # type: ignore[arg-type]
     construct: Callable[..., None] = made.__init__
 
-    def __init__(self: Any, *arguments: Any, **given: Any) -> None:
+    def checked(self: Any, *arguments: Any, **given: Any) -> None:
         refuse_unknown(kind.__name__, given, names)
         if len(arguments) > len(names):
             raise ConfigurationError(f"{kind.__name__} takes at most {len(names)} values: {', '.join(names)}")
         construct(self, *arguments, **given)
         self.check()
 
-    __init__.__wrapped__ = construct  # type: ignore[attr-defined]
-    made.__init__ = __init__  # type: ignore[assignment]
+    checked.__wrapped__ = construct  # type: ignore[attr-defined]
+    made.__init__ = checked  # type: ignore[method-assign]
     return made
 
 
@@ -49,6 +51,10 @@ def require(holds: bool, owner: str, option: str, value: object, want: str) -> N
 
 def is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def is_number(value: object) -> bool:

@@ -1,5 +1,5 @@
-"""The user's function on its way to the workers: pickled, with an error that names what cannot be, and the environment that
-their zygote needs.
+"""The user's function on its way to the workers: pickled, with an error that names what cannot be, and the environment
+that their zygote needs.
 """
 
 from __future__ import annotations

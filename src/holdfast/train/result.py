@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 from collections.abc import Iterable
@@ -67,10 +68,8 @@ def read_result(store: Store) -> Result:
     history = fold_history(_facts(store))
     if not history.opened:
         raise ConfigurationError(f"{store.uri} holds no run: its journal is missing or empty")
-    last: dict[str, Any] | None = None
-    for last in rows(_facts(store), history):
-        pass
-    return result_of(history, store.uri, last)
+    last = collections.deque(rows(_facts(store), history), maxlen=1)
+    return result_of(history, store.uri, last[0] if last else None)
 
 
 def result_of(history: History, uri: str, last_row: dict[str, Any] | None) -> Result:

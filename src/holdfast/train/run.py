@@ -32,7 +32,7 @@ from holdfast.journal.epochs import this_process
 from holdfast.journal.facts import RankFailure, RunFact, RunOpened
 from holdfast.journal.fold import read_facts
 from holdfast.journal.open import read_records
-from holdfast.observe.console import Console, describe_root
+from holdfast.observe.console import Console, describe_root, say
 from holdfast.observe.history import History, fold_history
 from holdfast.storage.store import Store, open_store
 from holdfast.train import machine
@@ -135,7 +135,7 @@ class Run:
 
     async def _finished_before(self) -> Result:
         result: Result = await self._driver.run(read_result, self._store)
-        print(f"holdfast: run {self._ask.name!r} has finished before; its result is read from {self._store.uri}")
+        say(f"run {self._ask.name!r} has finished before; its result is read from {self._store.uri}")
         return result
 
     async def _open(self) -> Recovered[machine.TrainState]:
@@ -264,7 +264,8 @@ def _checked_store(ask: Ask) -> Store:
         parent.delete(probe)
     except StorageError as error:
         raise ConfigurationError(
-            f"RunConfig(storage_path={ask.storage_path!r}) cannot be written: {error}. Name a folder that you may write."
+            f"RunConfig(storage_path={ask.storage_path!r}) cannot be written: {error}. Name a folder "
+            "that you may write."
         ) from error
     return parent.child(ask.name)
 

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.errors import ConfigurationError
 from holdfast.train import program
 from holdfast.train.config import DEFAULT_STORAGE, RunConfig, ScalingConfig
 from holdfast.train.options import refuse_unknown, require
@@ -52,8 +51,8 @@ class DataParallelTrainer:
     def fit(self) -> Result:
         """Run to the end and return the result; TrainingFailedError when the run gives up.
 
-        The same ``storage_path`` and ``name`` go on from the newest committed checkpoint; a run that has finished returns
-        its result at once.
+        The same ``storage_path`` and ``name`` go on from the newest committed checkpoint; a run that has finished
+        returns its result at once.
         """
         from holdfast.engine import driver
         from holdfast.train.run import Run
@@ -68,9 +67,9 @@ class DataParallelTrainer:
         from holdfast.train.run import Ask
 
         config = self._run_config
-        name = config.name or f"{_short_name(self._function)}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+        now = datetime.datetime.now().astimezone()
         return Ask(
-            name=name,
+            name=config.name or f"{_short_name(self._function)}_{now:%Y-%m-%d_%H-%M-%S-%f}",
             storage_path=os.fspath(config.storage_path or DEFAULT_STORAGE),
             scaling=self._scaling,
             run_config=config,
@@ -104,6 +103,3 @@ def _short_name(function: Callable[..., Any]) -> str:
     if not name.isidentifier():
         return "run"
     return name
-
-
-__all__ = ["ConfigurationError", "DataParallelTrainer"]

@@ -73,8 +73,13 @@ async def connect(address: str, secret: bytes, expected: object) -> Channel:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     else:
         raise ConfigurationError(f"address {address!r} is neither unix:PATH nor tcp:HOST:PORT")
-    await greet(reader, writer, secret, role=AGENT, peer=CONTROLLER)
-    return Channel(reader, writer, expected)
+    channel = Channel(reader, writer, expected)
+    try:
+        await greet(reader, writer, secret, role=AGENT, peer=CONTROLLER)
+    except WireError:
+        await channel.close()
+        raise
+    return channel
 
 
 async def serve(
@@ -83,12 +88,13 @@ async def serve(
     """Listen for agents; strangers are dropped. The server, and the address that agents connect to."""
 
     async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        channel = Channel(reader, writer, expected)
         try:
             await greet(reader, writer, secret, role=CONTROLLER, peer=AGENT)
         except WireError:
-            writer.close()
+            await channel.close()
             return
-        await on_peer(Channel(reader, writer, expected))
+        await on_peer(channel)
 
     kind, _, rest = address.partition(":")
     if kind == "unix":

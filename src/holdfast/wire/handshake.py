@@ -1,7 +1,7 @@
 """Both ends prove that they know the job's secret, without sending it, before the first message is read.
 
-Each sends 32 random bytes, then the HMAC of its own role and both challenges. A peer that answers wrongly, slowly or not
-at all is refused. The secret reaches an agent over its standard input, never by command line or environment.
+Each sends 32 random bytes, then the HMAC of its own role and both challenges. A peer that answers wrongly, slowly or
+not at all is refused. The secret reaches an agent over its standard input, never by command line or environment.
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ async def greet(
             writer.write(proof(secret, role, mine, theirs))
             answer = await reader.readexactly(sha256().digest_size)
     except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-        raise WireError(f"the {peer.decode()} did not finish the handshake: {error or type(error).__name__}") from None
+        raise WireError(f"the {peer.decode()} did not finish the handshake: {error!r}") from None
     if not hmac.compare_digest(answer, proof(secret, peer, theirs, mine)):
         raise WireError(f"the {peer.decode()} does not know this job's secret")

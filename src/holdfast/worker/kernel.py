@@ -109,9 +109,18 @@ def kill_child(pid: int) -> int | None:
 
 def has_ended(pidfd: int) -> bool:
     """Whether the process behind this pidfd is dead."""
+    return _poll_end(pidfd, 0)
+
+
+def wait_for_end(pidfd: int) -> None:
+    """Return when the process behind this pidfd is dead."""
+    _poll_end(pidfd, None)
+
+
+def _poll_end(pidfd: int, timeout: float | None) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(timeout))
 
 
 def end_children(patience_s: float = UNKILLABLE_S) -> None:

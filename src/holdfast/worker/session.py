@@ -1,7 +1,7 @@
 """The worker's side of the wire: blocking calls made by the user's function, answered by the agent.
 
-There is no thread here: a worker's process may be forked by data loaders at any time, so the session reads its socket only
-inside its own calls. A metrics-only report has left the process when it returns.
+There is no thread here: a worker's process may be forked by data loaders at any time, so the session reads its socket
+only inside its own calls. A metrics-only report has left the process when it returns.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import heapq
 import itertools
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -112,11 +113,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     errors.extend([error] if error is not None else [])
                 continue
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            coroutine: Any = task.get_coro()
-            try:
-                coroutine.close()
-            except RuntimeError:
-                pass  # it wanted to wait for something while it was taken down
+            _take_down(task.get_coro())
         self._tasks.clear()
         self._timers.clear()
         self._ready.clear()
@@ -167,3 +164,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         pass
+
+
+def _take_down(coroutine: Any) -> None:
+    """Close a coroutine, though it may want to wait for something in each of its ``finally`` blocks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what it was about to start was never awaited
+        for _ in range(20):
+            try:
+                coroutine.close()
+            except RuntimeError:
+                continue
+            return

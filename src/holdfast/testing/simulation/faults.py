@@ -1,0 +1,226 @@
+"""What may befall a world, each kind by its name. Every cause is written down, so that its effect can be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.control.failures import CONTROLLER_LIMIT, MAX_FAILURES
+from holdfast.engine.processes import WorkerExit
+from holdfast.storage.store import MANIFEST
+from holdfast.testing.simulation.audit import DAMAGE, STOP, STORAGE
+from holdfast.testing.simulation.workers import Death, PlayedWorker
+
+if TYPE_CHECKING:
+    from holdfast.testing.simulation.cluster import SimulatedNode
+    from holdfast.testing.simulation.driving import Driver
+    from holdfast.testing.simulation.world import World
+
+
+def cause(world: World, kind: str) -> None:
+    """Make this fault happen now, where there is something that it can happen to."""
+    _CAUSES[kind](world)
+
+
+def doom_newborn(world: World, worker: PlayedWorker, kind: str) -> None:
+    """A worker that was just started will not get as far as its function."""
+    world.charge(worker.key[1], CONTROLLER_LIMIT)
+    if kind == "killed":
+        worker.home.ended(worker, WorkerExit(-9))
+    else:
+        worker.doom = Death(kind, world.chance.choice(("no module named foo", "no module named bar")))
+
+
+def _workers(world: World) -> list[PlayedWorker]:
+    return [
+        worker
+        for driver in world.living()
+        for node in driver.engine.nodes.values()
+        if not node.lost
+        for worker in node.processes.workers.values()
+        if worker.exit is None
+    ]
+
+
+def _kill_worker(world: World, how: WorkerExit) -> None:
+    workers = _workers(world)
+    if not workers:
+        return
+    worker = world.chance.choice(workers)
+    world.charge(worker.key[1], MAX_FAILURES if worker.started or how.oom else CONTROLLER_LIMIT)
+    _startle_peers(world, worker)
+    worker.home.ended(worker, how)
+
+
+def _startle_peers(world: World, worker: PlayedWorker) -> None:
+    """Some of the others notice by a broken connection, perhaps before anybody else does."""
+    for other in _workers(world):
+        if other.key[:2] == worker.key[:2] and other is not worker and world.chance.random() < 0.3:
+            other.doom = other.doom or Death("peer_loss")
+
+
+def _doom_worker(world: World, death: Death) -> None:
+    workers = [worker for worker in _workers(world) if worker.doom is None]
+    if death.kind == "return":
+        workers = [worker for worker in workers if _would_be_missed(world, worker)]
+    if not workers:
+        return
+    worker = world.chance.choice(workers)
+    world.charge(worker.key[1], MAX_FAILURES)
+    worker.doom = death
+
+
+def _would_be_missed(world: World, worker: PlayedWorker) -> bool:
+    """Whether another rank is going to bring files to the last step that this one does not reach any more."""
+    plan = world.plan
+    last = plan.steps - plan.steps % plan.period if plan.period else 0
+    return (
+        any(rank != worker.rank for rank in plan.bringers)
+        and last > 0
+        and worker.calls < plan.period
+        and worker.key[1] not in world.injected.charges
+    )
+
+
+def _live_nodes(world: World) -> list[tuple[Driver, SimulatedNode]]:
+    return [
+        (driver, node)
+        for driver in world.living()
+        for node in driver.engine.nodes.values()
+        if not node.lost and node.process.alive
+    ]
+
+
+def _lose_zygote(world: World) -> None:
+    nodes = _live_nodes(world)
+    if not nodes:
+        return
+    _, node = world.chance.choice(nodes)
+    for worker in list(node.processes.workers.values()):
+        world.charge(worker.key[1], MAX_FAILURES)
+        node.processes.ended(worker, WorkerExit(-9, lost=True))
+
+
+def _lose_node(world: World) -> None:
+    nodes = _live_nodes(world)
+    if not nodes:
+        return
+    driver, node = world.chance.choice(nodes)
+    for worker in node.processes.workers.values():
+        _startle_peers(world, worker)
+    driver.engine.lose(node)
+
+
+def _refuse_place(world: World) -> None:
+    world.no_room += 1
+
+
+def _doom_newborn(world: World) -> None:
+    world.dooms.append(world.chance.choice(("startup_raise", "startup_exit", "killed")))
+
+
+def _kill_driver(world: World) -> None:
+    living = world.living()
+    if not living:
+        return
+    driver = world.chance.choice(living)
+    world.die(driver.process)
+    for node in driver.engine.nodes.values():
+        if not node.lost:
+            when = world.loop.now + world.delay(0.01)
+            world.loop.call_at(when, node.die, context=world.outside)
+    world.launch_later()
+
+
+def _lose_power(world: World) -> None:
+    world.lose_power()
+    world.launch_later()
+
+
+def _stop_driver(world: World) -> None:
+    """SIGSTOP; somebody takes the run over; SIGCONT."""
+    living = world.living()
+    if len(living) != 1 or living[0].log is None:
+        return
+    stopped = living[0]
+    inside = stopped.process in world.calls_under_way()
+    world.loop.freeze(stopped.process)
+    world.loop.call_at(world.loop.now + world.delay(1.0), world.loop.thaw, stopped.process, context=world.outside)
+    newcomer = world.launch(take_over=True)
+    if inside:
+        world.execute(newcomer.opening)
+
+
+def _start_second(world: World) -> None:
+    if len(world.living()) == 1:
+        world.launch(take_over=False)
+
+
+def _damage(world: World) -> None:
+    """Spoil a committed checkpoint, and mostly give somebody a reason to read it."""
+    history = world.truth.history()
+    kept = sorted(set(history.committed) - history.retired - world.truth.damaged)
+    if not kept:
+        return
+    chance = world.chance
+    index = kept[-1] if chance.random() < 0.7 else chance.choice(kept)
+    directory = history.committed[index].directory
+    keys = sorted(key for key in world.store.names() if key.startswith(directory + "/"))
+    if not keys:
+        return
+    manifest = f"{directory}/{MANIFEST}"
+    key = manifest if chance.random() < 0.3 else chance.choice(keys)
+    data = world.store.visible(key) or b""
+    place = chance.randrange(len(data)) if data else 0
+    flipped = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :] if data else b"?"
+    world.truth.damaged.add(index)
+    world.injected.whole.add(DAMAGE)
+    world.store.spoil(key, chance.choice((flipped, None, data[:place])))
+    world.note("damaged", key)
+    if chance.random() < 0.7:
+        cause(world, chance.choice(("worker killed", "driver killed", "node lost", "power lost")))
+
+
+def _fail_calls(world: World) -> None:
+    world.injected.whole.add(STORAGE)
+    world.failing_calls += world.chance.randint(1, 3)
+
+
+def _fail_store(world: World, seconds: float) -> None:
+    world.injected.whole.add(STORAGE)
+    world.failing_until = world.loop.now + world.delay(seconds)
+
+
+def _slow_store(world: World) -> None:
+    world.slow_until = world.loop.now + world.delay(3.0)
+
+
+def _ask_to_stop(world: World) -> None:
+    for driver in world.living():
+        if driver.controller is not None:
+            world.injected.whole.add(STOP)
+            world.loop.call_soon(driver.stop, "asked to", context=driver.process.context)
+
+
+_CAUSES: dict[str, Callable[[World], None]] = {
+    "worker killed": lambda world: _kill_worker(world, WorkerExit(-9)),
+    "worker out of memory": lambda world: _kill_worker(world, WorkerExit(-9, oom=True)),
+    "worker crashed": lambda world: _kill_worker(world, WorkerExit(-11)),
+    "worker exits": lambda world: _doom_worker(world, Death("exit")),
+    "worker raises": lambda world: _doom_worker(world, Death("raise")),
+    "worker returns early": lambda world: _doom_worker(world, Death("return")),
+    "worker dies at start": _doom_newborn,
+    "zygote lost": _lose_zygote,
+    "node lost": _lose_node,
+    "no room": _refuse_place,
+    "driver killed": _kill_driver,
+    "power lost": _lose_power,
+    "driver stopped": _stop_driver,
+    "second driver": _start_second,
+    "checkpoint damaged": _damage,
+    "call fails": _fail_calls,
+    "store fails": lambda world: _fail_store(world, 0.5),
+    "store fails for long": lambda world: _fail_store(world, 20.0),
+    "store is slow": _slow_store,
+    "asked to stop": _ask_to_stop,
+}
