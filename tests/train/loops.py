@@ -115,23 +115,6 @@ def announce(path: Path) -> None:
     path.with_suffix(".new").rename(path)
 
 
-def fail_together(config: dict[str, Any]) -> None:
-    """Raise on every rank before any rank's failure can have been answered."""
-    rank = train.get_context().get_world_rank()
-    try:
-        raise Boom(f"rank {rank} fell with all the others", code=rank)
-    finally:
-        everybody_here(config["gate"], train.get_context())
-
-
-def everybody_here(path: str, context: train.TrainContext) -> None:
-    """Return when every rank has called this."""
-    with open(f"{path}.{context.get_world_rank()}", "w"):
-        pass
-    while not all(os.path.exists(f"{path}.{rank}") for rank in range(context.get_world_size())):
-        time.sleep(0.001)
-
-
 class Stubborn(Exception):
     """An exception that cannot travel."""
 

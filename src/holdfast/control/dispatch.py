@@ -278,7 +278,7 @@ class Dispatcher:
 
     def _heard_trouble(self, said: m.UploadTrouble, who: dict[str, Any]) -> None:
         if said.final:
-            self._post(v.UploadGaveUp(**who, index=said.index, error=said.error))
+            self._post(v.UploadGaveUp(**who, index=said.index, error=said.error, unreadable=said.unreadable))
         else:
             patience = f"{self.job.storage_timeout_s:g} s"
             self._on_notice(f"rank {said.rank}'s upload failed and is tried again for {patience}: {said.error}")

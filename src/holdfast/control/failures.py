@@ -17,6 +17,7 @@ EXITED = "exited"
 STARTUP = "startup"
 NODE_LOST = "node_lost"
 MISMATCH = "mismatch"
+FILES = "files"
 STORAGE = "storage"
 DAMAGED = "damaged"
 
@@ -31,6 +32,7 @@ _PAID_BY = {
     EXITED: MAX_FAILURES,
     NODE_LOST: MAX_FAILURES,
     MISMATCH: MAX_FAILURES,
+    FILES: MAX_FAILURES,
     STARTUP: CONTROLLER_LIMIT,
     STORAGE: "",
     DAMAGED: "",
@@ -105,11 +107,14 @@ def attribute(failures: Sequence[RankFailure]) -> tuple[RankFailure, ...]:
     """The failures of one attempt in the order of arrival → root first, consequences marked.
 
     Arrival is no proof of cause: the survivor's broken connection may be heard of before the death that broke it. So
-    what looks like the loss of a peer is the root only where nothing else is.
+    what looks like the loss of a peer is the root only where nothing else is. A rank that raised has said why its files
+    are gone.
     """
     if not failures:
         return ()
-    ordered = sorted(failures, key=lambda failure: (_weight(failure), looks_like_peer_loss(failure)))
+    explained = {failure.rank for failure in failures if failure.kind != FILES}
+    told = [failure for failure in failures if failure.kind != FILES or failure.rank not in explained]
+    ordered = sorted(told, key=lambda failure: (_weight(failure), looks_like_peer_loss(failure)))
     root = ordered[0]
     return (
         root,

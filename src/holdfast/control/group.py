@@ -219,7 +219,7 @@ def _observe_rank(group: Group, event: v.RankEvent, rank: Rank) -> v.Decision:
     if isinstance(event, v.FilesUploaded):
         return _uploaded(group, event)
     if isinstance(event, v.UploadGaveUp):
-        return v.Decision((_failed(group, event.rank, failures.STORAGE, f"could not upload its files: {event.error}"),))
+        return _upload_gave_up(group, event, rank)
     if isinstance(event, v.RankReturned):
         if rank.returned or rank.failed:
             return v.NOTHING
@@ -300,8 +300,15 @@ def _commit(group: Group, event: v.ManifestWritten) -> v.Decision:
     )
 
 
+def _upload_gave_up(group: Group, event: v.UploadGaveUp, rank: Rank) -> v.Decision:
+    if event.unreadable and rank.failed:
+        return v.NOTHING
+    kind = failures.FILES if event.unreadable else failures.STORAGE
+    return v.Decision((_failed(group, event.rank, kind, f"could not upload its files: {event.error}"),))
+
+
 def _raised(group: Group, event: v.RankRaised, rank: Rank) -> v.Decision:
-    if rank.failed or rank.returned:
+    if rank.returned or (rank.failed and not _lost_files(group, event.rank)):
         return v.NOTHING
     failure = f.RankFailure(
         rank=event.rank,
@@ -336,9 +343,11 @@ def _exited(group: Group, event: v.RankExited, rank: Rank) -> v.Decision:
 
 
 def _not_placed(group: Group, event: v.GroupNotPlaced) -> v.Decision:
-    """Nothing was started, so every rank has gone as it came."""
-    failed = _failed(group, 0, failures.STARTUP, event.reason)
-    return v.Decision((failed, *(v.Gone(group=group.name, rank=rank) for rank in range(group.world_size))))
+    """Nothing was started, so every rank has gone as it came. An attempt that was called off has not failed."""
+    gone = tuple(v.Gone(group=group.name, rank=rank) for rank in range(group.world_size))
+    if group.phase == ENDING:
+        return v.Decision(gone)
+    return v.Decision((_failed(group, 0, failures.STARTUP, event.reason), *gone))
 
 
 def _missing_ranks(group: Group) -> v.Failed | None:
@@ -358,6 +367,11 @@ def _missing_ranks(group: Group) -> v.Failed | None:
 def _failed(group: Group, rank: int, kind: str, message: str) -> v.Failed:
     calls = group.ranks[rank].calls if group.ranks else 0
     return v.Failed(group=group.name, failure=f.RankFailure(rank=rank, kind=kind, message=message, calls=calls))
+
+
+def _lost_files(group: Group, rank: int) -> bool:
+    """Is all that is known of this rank's failure that its files have gone? Then it has more to say."""
+    return all(failure.kind == failures.FILES for failure in group.failures if failure.rank == rank)
 
 
 def _ranks(numbers: list[int]) -> str:

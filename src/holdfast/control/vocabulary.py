@@ -72,8 +72,11 @@ class FilesUploaded(RankEvent, frozen=True, kw_only=True):
 
 
 class UploadGaveUp(RankEvent, frozen=True, kw_only=True):
+    """``unreadable``: not the store refused, but the rank's own file could not be read."""
+
     index: int
     error: str
+    unreadable: bool = False
 
 
 class ManifestWritten(GroupEvent, frozen=True, kw_only=True):

@@ -19,14 +19,18 @@ from holdfast.engine.outputs import LogTail
 from holdfast.engine.processes import Processes, WorkerExit, WorkerKey
 from holdfast.errors import DamagedError, StorageError
 from holdfast.storage.manifest import read_manifest, verify
-from holdfast.storage.store import Store, open_store
+from holdfast.storage.store import SourceError, Store, open_store
 from holdfast.storage.transfer import upload
 from holdfast.wire import messages as m
 from holdfast.wire.channel import connect
 from holdfast.wire.frames import frame
 
 TAIL_S = 0.2
+COMPANY_S = 0.001
+"""How long a row waits for others of its rank, so that many travel as one message."""
 THREADS = 8
+VERIFY_PAUSE_S = 0.05
+VERIFY_PATIENCE_S = 60.0
 
 T = TypeVar("T")
 
@@ -48,6 +52,7 @@ class _Worker:
     def __init__(self, start: m.StartWorker, tail: LogTail | None) -> None:
         self.storage_uri = start.context.storage_uri
         self.calls = 0
+        self.rows: list[bytes] = []
         self.declared: dict[int, Path] = {}
         self.tail = tail
 
@@ -110,8 +115,9 @@ class Agent:
         worker = self._workers.get(key)
         if worker is None:
             return
-        self._uplink.send(m.Rows(*key, worker.calls + 1, len(rows), b",".join(rows)))
-        worker.calls += len(rows)
+        if not worker.rows:
+            asyncio.get_running_loop().call_later(COMPANY_S, self._pass_on_rows, key, worker)
+        worker.rows += rows
         if self._uplink.congested and not self._draining:
             self._draining = True
             self._spawn(self._hold_back())
@@ -120,6 +126,7 @@ class Agent:
         worker = self._workers.get(key)
         if worker is None:
             return
+        self._pass_on_rows(key, worker)
         match message:
             case m.Declare():
                 worker.calls = message.call
@@ -136,9 +143,17 @@ class Agent:
 
     def worker_exited(self, key: WorkerKey, end: WorkerExit) -> None:
         worker = self._workers.pop(key, None)
-        if worker is not None and worker.tail is not None:
-            self._tell_output(key, worker.tail, last=True)
+        if worker is not None:
+            self._pass_on_rows(key, worker)
+            if worker.tail is not None:
+                self._tell_output(key, worker.tail, last=True)
         self._uplink.send(m.Exited(*key, end.status, end.ours, end.oom, end.lost))
+
+    def _pass_on_rows(self, key: WorkerKey, worker: _Worker) -> None:
+        rows, worker.rows = worker.rows, []
+        if rows:
+            self._uplink.send(m.Rows(*key, worker.calls + 1, len(rows), b",".join(rows)))
+            worker.calls += len(rows)
 
     def _start(self, message: m.StartWorker) -> None:
         context = message.context
@@ -186,7 +201,8 @@ class Agent:
                 on_trouble=on_trouble,
             )
         except StorageError as error:
-            self._uplink.send(m.UploadTrouble(*key, message.index, str(error), True))
+            unreadable = isinstance(error, SourceError)
+            self._uplink.send(m.UploadTrouble(*key, message.index, str(error), True, unreadable))
         else:
             faultpoints.reach("upload.end", rank=message.rank, index=message.index)
             self._uplink.send(m.Uploaded(*key, message.index, files))
@@ -205,7 +221,7 @@ class Agent:
                 entry: m.FileEntry = await self._run(source.checksum, name)
                 files.append(m.FileEntry(name, entry.size, entry.checksum))
         except StorageError as error:
-            self._uplink.send(m.UploadTrouble(*key, -1, str(error), True))
+            self._uplink.send(m.UploadTrouble(*key, -1, str(error), True, True))
             return
         self._uplink.send(m.Digested(*key, message.call, tuple(files)))
 
@@ -225,15 +241,23 @@ class Agent:
         self._processes.send(key, frame(m.Fetched(checkpoint.index, str(path), message)))
 
     async def _verify(self, store: Store, directory: str) -> StorageError | None:
-        """What is wrong with a checkpoint."""
-        try:
-            manifest = await self._run(read_manifest, store, directory)
-            if manifest is None:
-                return DamagedError("its manifest is missing")
-            await self._run(verify, store, directory, manifest)
-        except StorageError as error:
-            return error
-        return None
+        """What is wrong with a checkpoint. A store that fails is asked again for a while: it says nothing about what it
+        holds, and a rank that could not load would be charged for it."""
+        pause, deadline = VERIFY_PAUSE_S, asyncio.get_running_loop().time() + VERIFY_PATIENCE_S
+        while True:
+            try:
+                manifest = await self._run(read_manifest, store, directory)
+                if manifest is None:
+                    return DamagedError("its manifest is missing")
+                await self._run(verify, store, directory, manifest)
+                return None
+            except DamagedError as error:
+                return error
+            except StorageError as error:
+                if asyncio.get_running_loop().time() + pause > deadline:
+                    return error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 5.0)
 
     async def _hold_back(self) -> None:
         """Stop reading from workers until the controller has caught up."""

@@ -31,6 +31,8 @@ from holdfast.wire.messages import Environment, Message
 from holdfast.worker import kernel, process
 
 MAX_MESSAGE = 1 << 18
+PUBLIC = ("holdfast.train",)
+"""Modules of ours that users' functions import."""
 STRAGGLERS_S = 2.0
 """How long an exit is held back for what the dead worker had started and the kernel does not let go of."""
 
@@ -96,7 +98,7 @@ def run_pristine(control: socket.socket, agent: int, log: str, entry: str) -> No
     try:
         kernel.set_name("hf:pristine")
         _write_to(log)
-        for module in (entry.partition(":")[0], "cloudpickle"):
+        for module in (entry.partition(":")[0], "cloudpickle", *PUBLIC):
             preload.attempt(module)
         gc.freeze()
         faultpoints.reach("pristine.ready")

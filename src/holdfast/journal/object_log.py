@@ -121,7 +121,7 @@ def _end(store: Store, keys: list[str], found: Found | None) -> tuple[int, int]:
             return max(start, end), numbers[-1]
     if not segment:
         start = max(start, last_position(store, lineage(store, keys)))
-    return start, max(segment, *numbers[-1:])
+    return start, max([segment, *numbers])
 
 
 def _replay(store: Store, keys: list[str], start: int, segment: int, last: int) -> Iterator[bytes]:

@@ -60,6 +60,8 @@ class History:
         self.status = ""
         self.reason = ""
         self.return_value: msgspec.Raw = f.NOTHING
+        self.last_rows: dict[int, f.RowsReported] = {}
+        """Rank 0's last rows of each attempt."""
         self.last_at = 0.0
         self.gaps: list[tuple[float, float]] = []
         """Times without a driver."""
@@ -74,7 +76,10 @@ class History:
             self.opened.append(fact)
             self.status = self.reason = ""
         self.last_at = max(self.last_at, fact.at)
-        if isinstance(fact, f.AttemptStarted):
+        if isinstance(fact, f.RowsReported):
+            if fact.rank == 0:
+                self.last_rows[fact.attempt] = fact
+        elif isinstance(fact, f.AttemptStarted):
             self.attempts[fact.attempt] = Attempt(fact.attempt, fact.world_size, fact.resume, fact.at)
         elif isinstance(fact, f.AttemptRunning):
             self.attempts[fact.attempt].running_at = fact.at
@@ -107,6 +112,25 @@ class History:
 
     def kept_checkpoints(self) -> list[Commit]:
         return [commit for _, commit in sorted(self.commits.items()) if not commit.retired and not commit.damaged]
+
+    def last_metrics(self) -> dict[str, Any] | None:
+        """What rank 0 reported last, of the rows that still count."""
+        for number, span in self.lineage().items():
+            last = self.last_rows.get(number)
+            if last is None:
+                continue
+            if span.last_call is not None and last.first + last.count - 1 > span.last_call:
+                return self._metrics_of_commit(number, span.last_call)
+            found: list[dict[str, Any]] = decode_metrics(last.rows)
+            return found[-1]
+        return None
+
+    def _metrics_of_commit(self, attempt: int, call: int) -> dict[str, Any] | None:
+        for commit in self.commits.values():
+            if (commit.attempt, commit.call) == (attempt, call):
+                found: dict[str, Any] | None = decode_metrics(commit.metrics)
+                return found
+        return None
 
     def lineage(self) -> dict[int, Span]:
         """The attempts whose work is part of the run as it stands, and how much of each.

@@ -54,6 +54,7 @@ class FileStore(Store):
         self.uri = str(root)
         self._made: set[str] = set()
         self._anchored: set[str] = set()
+        self._remote: dict[str, bool] = {}
 
     def child(self, name: str) -> FileStore:
         return FileStore(self.root / checked_key(name))
@@ -74,6 +75,12 @@ class FileStore(Store):
         return found.st_size
 
     def exists(self, key: str) -> bool:
+        """Asks the server where there is one: an NFS client remembers for half a minute what was *not* there."""
+        path = self._path(key)
+        folder = os.path.dirname(path)
+        if self._is_remote(folder):
+            with suppress(OSError):
+                os.utime(folder)
         try:
             self.size(key)
         except MissingError:
@@ -136,7 +143,7 @@ class FileStore(Store):
         with open_source(source) as (reading, found):
             mode = 0o777 if found.st_mode & 0o111 else 0o666
             with self._told(key, "write"), self._temporary(path, mode) as (descriptor, temporary):
-                size, digest = _copy(reading, descriptor, found.st_size, source)
+                size, digest = _copy(reading, partial(_write, descriptor), found.st_size, source)
                 os.fdatasync(descriptor)
                 os.rename(temporary, path)
         return FileEntry(name_of(key), size, digest)
@@ -144,12 +151,8 @@ class FileStore(Store):
     def fetch_file(self, key: str, target: Path) -> FileEntry:
         with self._told(key, "read"), open(self._path(key), "rb", buffering=0) as reading:
             found = os.fstat(reading.fileno())
-            mode = 0o777 if found.st_mode & 0o111 else 0o666
-            writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-            try:
-                size, digest = _copy(reading.fileno(), writing, found.st_size, None)
-            finally:
-                os.close(writing)
+            with open_target(target, executable=bool(found.st_mode & 0o111)) as write:
+                size, digest = _copy(reading.fileno(), write, found.st_size, None)
         return FileEntry(name_of(key), size, digest)
 
     def settle(self, prefix: str) -> None:
@@ -157,7 +160,8 @@ class FileStore(Store):
         with self._told(prefix, "write"):
             for folder, _, _ in os.walk(top):
                 _sync_directory(folder)
-            self._anchor_above(top)
+            if os.path.isdir(top):
+                self._anchor_above(top)
 
     def checksum(self, key: str) -> FileEntry:
         digest = xxhash.xxh3_64()
@@ -172,6 +176,12 @@ class FileStore(Store):
     def flush(self, key: str) -> None:
         with self._told(key, "write"), open(self._path(key), "rb", buffering=0) as file:
             os.fsync(file.fileno())
+
+    def check_writable(self) -> None:
+        """As the contract says, without the cost of making it durable."""
+        with self._told(_TEMPORARY, "write"), self._temporary(f"{self.uri}/probe") as (descriptor, temporary):
+            _write(descriptor, b"probe")
+            os.unlink(temporary)
 
     def appender(self, key: str) -> FileAppender:
         path = self._path(key)
@@ -242,6 +252,14 @@ class FileStore(Store):
             self._make(os.path.dirname(folder))
             _mkdir(folder)
         self._made.add(folder)
+
+    def _is_remote(self, folder: str) -> bool:
+        if folder not in self._remote:
+            try:
+                self._remote[folder] = _file_system(folder).startswith("nfs")
+            except OSError:
+                return False
+        return self._remote[folder]
 
     def _link(self, temporary: str, path: str, key: str) -> bool:
         try:
@@ -337,11 +355,13 @@ def _write(descriptor: int, data: bytes | memoryview) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def _copy(reading: int, writing: int, expected: int, source: Path | None) -> tuple[int, str]:
-    """Copy all bytes and tell how many and their checksum; errors of ``source`` are told apart from the target's."""
+def _copy(
+    reading: int, write: Callable[[memoryview], None], expected: int, source: Path | None
+) -> tuple[int, str]:
+    """Copy all bytes and tell how many and their checksum; errors of ``source`` are told apart from the store's."""
     digest = xxhash.xxh3_64()
     buffer = memoryview(bytearray(min(BUFFER, expected + 1)))
-    size = handed = 0
+    size = 0
     while True:
         try:
             count = os.readv(reading, [buffer])
@@ -352,12 +372,8 @@ def _copy(reading: int, writing: int, expected: int, source: Path | None) -> tup
         if count == 0:
             return size, digest.hexdigest()
         digest.update(buffer[:count])
-        _write(writing, buffer[:count])
+        write(buffer[:count])
         size += count
-        if size - handed >= _EARLY:
-            # What is still to be written is not dropped by this: its writing is begun.
-            os.posix_fadvise(writing, handed, size - handed, os.POSIX_FADV_DONTNEED)
-            handed = size
 
 
 def _sync_directory(folder: str) -> None:
@@ -372,6 +388,18 @@ def _sync_directory(folder: str) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _file_system(folder: str) -> str:
+    """The type of the file system that holds ``folder``, as mountinfo names it; empty when it is not told."""
+    device = os.stat(folder).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo") as mounts:
+        for line in mounts:
+            place, _, rest = line.partition(" - ")
+            if place.split()[2] == wanted:
+                return rest.split()[0]
+    return ""
 
 
 def _remove(top: str) -> None:

@@ -130,6 +130,12 @@ class Store(ABC):
         """Make what lies under ``key`` durable, whoever wrote it. Buckets have nothing to do."""
         return
 
+    def check_writable(self) -> None:
+        """StorageError when nothing can be written here. Leaves nothing behind."""
+        probe = f"probe-{secrets.token_hex(8)}"
+        self.put(probe, b"")
+        self.delete(probe)
+
     def appender(self, key: str) -> Appender | None:
         """Open a new file for appending, which must not exist; None where the store has no such thing (buckets)."""
         return None

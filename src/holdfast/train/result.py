@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import os
 from collections.abc import Iterable
@@ -63,16 +62,16 @@ class Result:
 
 def read_result(store: Store) -> Result:
     """Fold a run's journal into its result."""
-    from holdfast.observe.history import fold_history, rows
+    from holdfast.observe.history import fold_history
 
     history = fold_history(_facts(store))
     if not history.opened:
         raise ConfigurationError(f"{store.uri} holds no run: its journal is missing or empty")
-    last = collections.deque(rows(_facts(store), history), maxlen=1)
-    return result_of(history, store.uri, last[0] if last else None)
+    return result_of(history, store.uri)
 
 
-def result_of(history: History, uri: str, last_row: dict[str, Any] | None) -> Result:
+def result_of(history: History, uri: str) -> Result:
+    """The result that a run's history leads to."""
     root = uri.rstrip("/")
     kept = [
         (Checkpoint(f"{root}/{commit.directory}"), decode_metrics(commit.metrics) or {})
@@ -80,7 +79,7 @@ def result_of(history: History, uri: str, last_row: dict[str, Any] | None) -> Re
     ]
     error = TrainingFailedError(history.reason) if history.status == "FAILED" else None
     return Result(
-        metrics=last_row,
+        metrics=history.last_metrics(),
         checkpoint=kept[-1][0] if kept else None,
         path=uri,
         error=error,

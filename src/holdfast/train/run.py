@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import secrets
@@ -19,7 +20,7 @@ from holdfast.control.recover import Recovered, open_run
 from holdfast.control.retention import Policy
 from holdfast.control.vocabulary import DirectoriesFound, StopAsked
 from holdfast.engine.base import Gang
-from holdfast.engine.driver import Driver
+from holdfast.engine.driver import current
 from holdfast.errors import (
     ConfigurationError,
     ControllerError,
@@ -37,7 +38,7 @@ from holdfast.observe.history import History, fold_history
 from holdfast.storage.store import Store, open_store
 from holdfast.train import machine
 from holdfast.train.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from holdfast.train.result import Result, read_result
+from holdfast.train.result import Result, result_of
 from holdfast.wire.messages import Environment
 
 LOGS = "logs"
@@ -81,15 +82,19 @@ class Ask(msgspec.Struct, frozen=True):
 class Run:
     """One call of ``fit``."""
 
-    def __init__(self, ask: Ask, driver: Driver) -> None:
+    def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self._driver = driver
         self._store = _checked_store(ask)
+        self._driver = current()
         self._controller: Controller | None = None
         self._task: asyncio.Task[Any] | None = None
         self._stop_reason = ""
 
-    async def fit(self) -> Result:
+    def start(self) -> concurrent.futures.Future[Result]:
+        """Begin, on the driver's own loop."""
+        return self._driver.call(self._fit())
+
+    async def _fit(self) -> Result:
         """Take the run to its end."""
         self._task = asyncio.current_task()
         warm = asyncio.ensure_future(self._warm_up())
@@ -97,7 +102,7 @@ class Run:
             earlier = await self._driver.run(_look, self._store)
             self._check_same_run(earlier)
             if earlier.status == machine.FINISHED and earlier.opened[-1].fingerprint == self._ask.fingerprint:
-                return await self._finished_before()
+                return self._finished_before(earlier)
             recovered = await self._open()
             return await self._drive(recovered, earlier)
         finally:
@@ -133,10 +138,9 @@ class Run:
                 "Use another name, or another storage_path."
             )
 
-    async def _finished_before(self) -> Result:
-        result: Result = await self._driver.run(read_result, self._store)
+    def _finished_before(self, history: History) -> Result:
         say(f"run {self._ask.name!r} has finished before; its result is read from {self._store.uri}")
-        return result
+        return result_of(history, self._store.uri)
 
     async def _open(self) -> Recovered[machine.TrainState]:
         settings = machine.TrainMachine(self._ask.settings)
@@ -153,7 +157,6 @@ class Run:
             )
 
         recovered: Recovered[machine.TrainState] = await self._driver.run(take)
-        await self._driver.run(self._write_run_file)
         return recovered
 
     def _write_run_file(self) -> None:
@@ -200,12 +203,13 @@ class Run:
         self._controller = controller
         try:
             self._begin(controller, recovered)
+            await self._driver.run(self._write_run_file)
             await controller.wait()
         finally:
             await dispatcher.close()
             await asyncio.shield(controller.close())
         console.ended(time.time())
-        return await self._outcome(history, dispatcher)
+        return self._outcome(history, dispatcher)
 
     def _begin(self, controller: Controller, recovered: Recovered[machine.TrainState]) -> None:
         state, log = recovered.state, recovered.log
@@ -246,10 +250,10 @@ class Run:
             gang=self._ask.gang,
         )
 
-    async def _outcome(self, history: History, dispatcher: Dispatcher) -> Result:
+    def _outcome(self, history: History, dispatcher: Dispatcher) -> Result:
         if history.status == machine.FAILED:
             raise _failure(history, dispatcher, self._store.uri)
-        result: Result = await self._driver.run(read_result, self._store)
+        result = result_of(history, self._store.uri)
         if dispatcher.pickled_value:
             result.return_value = cloudpickle.loads(dispatcher.pickled_value)
         return result
@@ -258,10 +262,8 @@ class Run:
 def _checked_store(ask: Ask) -> Store:
     """The run's own store, once it is certain that it can be written."""
     parent = open_store(ask.storage_path)
-    probe = f".holdfast-{secrets.token_hex(4)}"
     try:
-        parent.put(probe, b"can this be written?")
-        parent.delete(probe)
+        parent.check_writable()
     except StorageError as error:
         raise ConfigurationError(
             f"RunConfig(storage_path={ask.storage_path!r}) cannot be written: {error}. Name a folder "

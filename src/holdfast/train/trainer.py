@@ -43,6 +43,9 @@ class DataParallelTrainer:
             ("run_config", run_config, RunConfig),
         ):
             require(value is None or isinstance(value, kind), owner, name, value, f"a {kind.__name__}")
+        from holdfast.train import run  # here, for a worker imports this module and must not load the driver's side
+
+        self._runs = run
         self._function = program.check_function(train_loop_per_worker)
         self._config = train_loop_config
         self._scaling = scaling_config or ScalingConfig()
@@ -54,21 +57,14 @@ class DataParallelTrainer:
         The same ``storage_path`` and ``name`` go on from the newest committed checkpoint; a run that has finished
         returns its result at once.
         """
-        from holdfast.engine import driver
-        from holdfast.train.run import Run
-
-        ask = self._ask()
-        here = driver.current()
-        run = Run(ask, here)
-        return _wait(here.call(run.fit()), run)
+        run = self._runs.Run(self._ask())
+        return _wait(run.start(), run)
 
     def _ask(self) -> Ask:
         """Everything that the run needs to know, checked."""
-        from holdfast.train.run import Ask
-
         config = self._run_config
         now = datetime.datetime.now().astimezone()
-        return Ask(
+        return self._runs.Ask(
             name=config.name or f"{_short_name(self._function)}_{now:%Y-%m-%d_%H-%M-%S-%f}",
             storage_path=os.fspath(config.storage_path or DEFAULT_STORAGE),
             scaling=self._scaling,

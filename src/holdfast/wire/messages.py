@@ -188,7 +188,9 @@ class Uploaded(Message, frozen=True):
 
 
 class UploadTrouble(Message, frozen=True):
-    """An upload call failed. ``final`` when the agent has stopped trying and removed what it wrote."""
+    """An upload call failed. ``final`` when the agent has stopped trying and removed what it wrote; ``unreadable`` when
+    it was the rank's own file that could not be read.
+    """
 
     group: str
     attempt: int
@@ -196,6 +198,7 @@ class UploadTrouble(Message, frozen=True):
     index: int
     error: str
     final: bool
+    unreadable: bool = False
 
 
 class Digested(Message, frozen=True):

@@ -106,6 +106,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def forget(self) -> list[BaseException]:
         """Take down what is left; the errors of tasks that nobody has asked for."""
         errors: list[BaseException] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # what a task was about to start was never awaited
+            self._take_down_tasks(errors)
+        self._timers.clear()
+        self._ready.clear()
+        self.close()
+        return errors
+
+    def _take_down_tasks(self, errors: list[BaseException]) -> None:
         for task in self._tasks:
             if task.done():
                 if getattr(task, "_log_traceback", False):
@@ -115,10 +124,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             _take_down(task.get_coro())
         self._tasks.clear()
-        self._timers.clear()
-        self._ready.clear()
-        self.close()
-        return errors
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
@@ -167,12 +172,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _take_down(coroutine: Any) -> None:
-    """Close a coroutine, though it may want to wait for something in each of its ``finally`` blocks."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # what it was about to start was never awaited
-        for _ in range(20):
-            try:
-                coroutine.close()
-            except RuntimeError:
-                continue
+    """End a coroutine, though it may want to wait for something in each of its ``finally`` blocks."""
+    for _ in range(20):
+        try:
+            coroutine.throw(asyncio.CancelledError())
+        except BaseException:
             return

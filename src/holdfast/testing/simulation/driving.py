@@ -14,7 +14,7 @@ from holdfast.control.loop import Controller
 from holdfast.control.recover import Recovered, open_run
 from holdfast.control.vocabulary import DirectoriesFound, StopAsked
 from holdfast.engine.base import Gang
-from holdfast.errors import FencedError, JournalError, RunIsLiveError
+from holdfast.errors import FencedError, JournalError, RunIsLiveError, StorageError
 from holdfast.journal.facts import RunOpened
 from holdfast.journal.log import Holder, Log
 from holdfast.journal.pacer import SnapshotPacer
@@ -127,7 +127,7 @@ class Driver:
             deserved = any(other is not self for other in world.living())
         elif isinstance(error, FencedError):
             deserved = world.drivers[-1] is not self
-        elif isinstance(error, JournalError):
+        elif isinstance(error, JournalError | StorageError):
             deserved = world.storage_failed() or world.drivers[-1] is not self
         else:
             deserved = False

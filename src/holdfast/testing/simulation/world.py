@@ -263,7 +263,10 @@ class World:
     def lose_power(self) -> None:
         for driver in self.drivers:
             driver.vanish(self.die)
-        self._pending.clear()
+        if self.scenario.store == DISK:
+            for made in self._pending:
+                made.taken = True
+            self._pending.clear()
         self.store.lose_power(self.chance)
         self.truth.power_lost()
 
