@@ -38,6 +38,7 @@ POINTS, HIDDEN = 256, 32
 KILLED = (1, 9, 2)
 RAISES = (2, 15, 1)
 DRIVER_STOPS_AT = 20  # the index of a checkpoint
+UNRECORDED = f"checkpoint_{DRIVER_STOPS_AT:06d}"
 STOPPED = "demo: stopped"
 
 MARK = "HOLDFAST_DEMO"
@@ -50,10 +51,7 @@ def train_loop(config: dict[str, Any]) -> None:
     context = train.get_context()
     rank = context.get_world_rank()
     points, labels = shard(rank)
-    done, weights = 0, first_weights()
-    checkpoint = train.get_checkpoint()
-    if checkpoint is not None:
-        done, weights = load(checkpoint)
+    done, weights = load(train.get_checkpoint())
     for number in range(done + 1, ROUNDS + 1):
         if config["disturbed"]:
             misfortune((context.get_attempt(), number, rank))
@@ -63,11 +61,13 @@ def train_loop(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             np.savez(f"{folder}/rank_{rank}.npz", round=number, weights=weights)
             train.report({"round": number, "loss": loss}, checkpoint=train.Checkpoint.from_directory(folder))
-        done, weights = load(train.get_checkpoint())
+        _, weights = load(train.get_checkpoint())
 
 
-def load(checkpoint: train.Checkpoint) -> tuple[int, np.ndarray]:
-    """The round that a checkpoint ends, and the average of the ranks' weights."""
+def load(checkpoint: train.Checkpoint | None) -> tuple[int, np.ndarray]:
+    """The round that a checkpoint ends, and the average of the ranks' weights; without one, the beginning."""
+    if checkpoint is None:
+        return 0, first_weights()
     with checkpoint.as_directory() as folder:
         ranks = [dict(np.load(f"{folder}/rank_{rank}.npz")) for rank in range(WORKERS)]
     return int(ranks[0]["round"]), np.mean([saved["weights"] for saved in ranks], axis=0)
@@ -172,18 +172,25 @@ class Stage:
 
     def quote(self, line: str) -> None:
         colour = "33" if " failed: " in line else "36"
-        for part in self._lines(line, self._width - 4, subsequent_indent="    "):
+        for part in self._lines(line, self._width - 4, "", "    "):
             self._print(f"  {self._paint('36', '│')} {self._paint(colour, part)}")
 
     def verdict(self, good: bool, text: str) -> None:
         self._print(f"  {self._paint('32' if good else '31', '✔' if good else '✘')} {text}")
 
     def _wrap(self, text: str, indent: str, code: str) -> None:
-        for part in self._lines(text, self._width, initial_indent=indent, subsequent_indent=indent):
+        for part in self._lines(text, self._width, indent, indent):
             self._print(self._paint(code, part) if code else part)
 
-    def _lines(self, text: str, width: int, **indents: str) -> list[str]:
-        return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False, **indents)
+    def _lines(self, text: str, width: int, first: str, rest: str) -> list[str]:
+        return textwrap.wrap(
+            text,
+            width,
+            initial_indent=first,
+            subsequent_indent=rest,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
     def _paint(self, code: str, text: str) -> str:
         return f"\033[{code}m{text}\033[0m" if self._colour else text
@@ -207,21 +214,24 @@ def tell(stage: Stage, folder: Path) -> bool:
         f"Rank {KILLED[2]} will be killed in round {KILLED[1]}, rank {RAISES[2]} will raise in round {RAISES[1]}, and "
         f"the driver will be killed while it commits round {DRIVER_STOPS_AT + 1}."
     )
-    play(stage, "disturbed", folder)
+    if not play(stage, "disturbed", folder):
+        sys.exit("the driver was to be killed, and was not")
 
     stage.heading("3. The same command again")
     play(stage, "disturbed", folder)
 
     stage.heading("4. What came of it")
     same = compare(stage, folder)
+    swept = not (folder / "disturbed" / UNRECORDED).exists()
+    stage.verdict(swept, f"{UNRECORDED}, which was never recorded, is {'gone' if swept else 'STILL THERE'}")
     left = sorted(processes())
     stage.verdict(not left, f"processes left behind: {left or 'none'}")
     stage.say(f"That took {time.monotonic() - began:.1f} s.")
-    return same and not left
+    return same and swept and not left
 
 
-def play(stage: Stage, name: str, folder: Path) -> None:
-    """Run the driver and tell what it says. When it says that it is half way through a commit, kill it."""
+def play(stage: Stage, name: str, folder: Path) -> bool:
+    """Run the driver and tell what it says. When it says that it is half way through a commit, kill it: was it?"""
     command = [sys.executable, os.path.relpath(__file__), "drive", name, str(folder)]
     stage.say(f"$ python {' '.join(command[1:])}")
     environment = os.environ | {
@@ -238,7 +248,7 @@ def play(stage: Stage, name: str, folder: Path) -> None:
         for line in map(str.rstrip, driver.stdout):
             if line == STOPPED:
                 killed = True
-                kill(stage, driver.pid)
+                kill(stage, driver.pid, folder / name)
                 continue
             stage.quote(line)
             for sign, text in EXPLAINED.items():
@@ -247,9 +257,10 @@ def play(stage: Stage, name: str, folder: Path) -> None:
     expected = -signal.SIGKILL if killed else 0
     if driver.returncode != expected:
         sys.exit(f"the driver ended with {driver.returncode}, and not with {expected}")
+    return killed
 
 
-def kill(stage: Stage, driver: int) -> None:
+def kill(stage: Stage, driver: int, run: Path) -> None:
     """SIGKILL for the driver, and a look at what becomes of everything that it had started."""
     stage.say(f"$ kill -9 {driver}")
     others = {pid: os.pidfd_open(pid) for pid in processes() if pid != driver}
@@ -261,10 +272,14 @@ def kill(stage: Stage, driver: int) -> None:
         if not poll.poll(10_000):
             sys.exit("a process of the dead driver is still there after 10 s")
         os.close(pidfd)
+    took = time.monotonic() - began
+    newest = train.Result.from_path(run).checkpoint
+    if not (run / UNRECORDED / ".manifest.json").exists() or newest is None or Path(newest.path).name == UNRECORDED:
+        sys.exit(f"{UNRECORDED} was to be in storage and not in the journal")
     stage.explain(
-        f"That was the driver, at a bad moment: checkpoint_{DRIVER_STOPS_AT:06d} lies complete in storage, but it is "
-        f"not in the journal, and no worker was told that it is safe. The {len(others)} other processes of the run "
-        f"were gone after {(time.monotonic() - began) * 1000:.0f} ms."
+        f"That was the driver, at a bad moment: {UNRECORDED} lies complete in storage, but it is not in the journal, "
+        f"and no worker was told that it is safe. The {len(others)} other processes of the run were gone after "
+        f"{took * 1000:.0f} ms."
     )
 
 

@@ -221,7 +221,10 @@ def brood(voice: Voice, state: str = "running") -> None:
     context = multiprocessing.get_context("fork")
     context.Process(target=time.sleep, args=(1000,), daemon=True).start()
     subprocess.Popen(["sleep", "1000"])
-    subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; (sleep 1000) & sleep 1000"], start_new_session=True)
+    script = "trap '' TERM INT HUP; sleep 1000 & sleep 1000 & echo; wait"
+    shell = subprocess.Popen(["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE)
+    assert shell.stdout is not None
+    shell.stdout.readline()
     _daemonise()
     voice.say("bred")
     if state == "native":

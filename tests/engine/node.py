@@ -191,6 +191,10 @@ class Node:
         except (AssertionError, ConnectionError):
             return True
 
+    def hang_up(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
     def started(self, key: WorkerKey) -> int:
         return int(self.event("started", key)[3])
 
@@ -209,8 +213,7 @@ class Node:
 
     def end(self) -> list[str]:
         """End everything in the normal way, and return what is left."""
-        if self._stream is not None:
-            self._stream.close()
+        self.hang_up()
         self._listener.close()
         if self.janitor is not None:
             assert self.janitor.stdin is not None

@@ -43,6 +43,13 @@ def pids(node: Node, role: str) -> list[int]:
     return node.tree.pids(f"hf:{role}")
 
 
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # those who clean up are fast
+
+
 def breed(node: Node, state: str) -> int:
     """Two workers, one of them with many descendants and in that state; its pid."""
     node.start(OTHER, "idle")
@@ -75,7 +82,7 @@ def kill_and_check(node: Node, worker: int, victims: tuple[str, ...]) -> None:
     left = survivors(victims)
     for victim in victims:
         for pid in roles[victim]:
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
     assert_only(node, {pid for role in left for pid in roles[role]}, folder=AGENT in left)
     if victims == (DRIVER,):
         assert not node.job_folder.exists()
@@ -171,14 +178,21 @@ def test_nothing_outlives_a_death_at_any_moment_of_the_start(tmp_path: Path, vic
         node.driver.stdout.readline()  # the janitor's pid
         time.sleep((delay_ms + random.uniform(0, 25)) / 1000)
         for pid in pids(node, victim):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+            kill(pid)
         if victim == DRIVER:
             left = node.tree.wait_until_empty(PATIENCE_S)
             assert left == []
         assert node.end() == []
+
+
+def test_a_stopped_janitor_keeps_nothing_alive(node: Node) -> None:
+    breed(node.connect(), "running")
+    os.kill(node.tree.one("hf:janitor"), signal.SIGSTOP)
+    assert node.driver is not None
+    node.driver.kill()
+    node.driver.wait()
+    node.hang_up()  # as a dead driver's side of the agent's channel would
+    assert_only(node, set(), folder=False)
 
 
 def test_a_driver_that_exits_without_closing_leaves_nothing(node: Node) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.engine.processes import WorkerExit
 from holdfast.wire.messages import Environment
+from holdfast.worker import kernel
 from tests.engine.node import Node
 
 KEY = ("group", 1, 0)
@@ -91,7 +92,10 @@ def test_a_worker_that_had_died_before_our_kill_is_not_ours(node: Node) -> None:
     worker = node.started(KEY)
     zygote = node.tree.one("hf:zygote")
     os.kill(zygote, signal.SIGSTOP)  # so that the exit is not told yet
+    pidfd = os.pidfd_open(worker)
     os.kill(worker, signal.SIGKILL)
+    kernel.wait_for_end(pidfd)
+    os.close(pidfd)
     node.tell("kill", KEY)
     node.prepare(Environment())  # answered when the kill was handled
     os.kill(zygote, signal.SIGCONT)

@@ -129,7 +129,7 @@ def test_a_folder_of_another_user_says_so(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     tmp_path.chmod(0o500)
-    with pytest.raises(StorageError, match="Permission denied .* must be writable"):
+    with pytest.raises(StorageError, match=r"Permission denied .* must be writable"):
         FileStore(tmp_path).put("key", b"x")
 
 

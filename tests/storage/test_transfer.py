@@ -152,9 +152,7 @@ def test_an_upload_that_nobody_wants_stops(source: Path, tmp_path: Path) -> None
     store = Failing(tmp_path / "run")
     with pytest.raises(UploadCancelled):
         asyncio.run(
-            upload(
-                source, NAMES, store, "c", run=asyncio.to_thread, cancelled=lambda: len(store.calls) >= 2, parallel=1
-            )
+            upload(source, NAMES, store, "c", run=asyncio.to_thread, parallel=1, cancelled=lambda: len(store.calls) > 1)
         )
     assert len(store.calls) == 2
 
@@ -180,6 +178,6 @@ def test_a_damaged_checkpoint_never_arrives(store: Store, source: Path, tmp_path
 def test_a_download_to_a_full_disk_leaves_nothing(small_disk: Path, store: Store, source: Path) -> None:
     (source / "x").write_bytes(b"x" * (3 << 20))
     manifest = Manifest(1, 0.0, asyncio.run(upload(source, ("x",), store, "c", run=asyncio.to_thread)))
-    with pytest.raises(StorageError, match="cannot copy the checkpoint 'c' to .*No space left"):
+    with pytest.raises(StorageError, match=r"cannot write .*/x: the disk that holds .* is full"):
         download(store, "c", manifest, small_disk / "c")
     assert os.listdir(small_disk) == []

@@ -5,12 +5,17 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from holdfast import train
+import pytest
+
+from holdfast import faultpoints, train
 from holdfast.journal import facts as f
 from holdfast.journal.fold import read_facts
 from holdfast.journal.open import read_records
@@ -18,6 +23,8 @@ from holdfast.storage.store import open_store
 from tests.train import loops
 
 F = TypeVar("F", bound=f.Fact)
+SCRIPT = str(Path(__file__).parent / "scripts" / "climb.py")
+ROOT = Path(__file__).parents[2]
 
 
 def trainer(
@@ -117,22 +124,22 @@ def assert_undisturbed(result: train.Result, *, workers: int, steps: int) -> Non
 def assert_committed_is_forever(path: str | Path) -> None:
     """Every checkpoint that was committed and not retired can be loaded; indices only grew; each attempt started from
     the newest checkpoint that was committed before it."""
-    committed = facts(path, f.CheckpointCommitted)
-    indices = [fact.index for fact in committed]
-    assert indices == sorted(set(indices))
-    retired = {index for fact in facts(path, f.CheckpointsRetired) for index in fact.indices}
-    damaged = {fact.index for fact in facts(path, f.CheckpointDamaged)}
-    for fact in committed:
-        if fact.index not in retired | damaged:
-            assert content(train.Checkpoint(Path(path, fact.directory))) is not None
-    newest: int | None = None
+    sound: dict[int, str] = {}
+    indices: list[int] = []
     for fact in facts(path):
         if isinstance(fact, f.CheckpointCommitted):
-            newest = fact.index
+            sound[fact.index] = fact.directory
+            indices.append(fact.index)
         elif isinstance(fact, f.CheckpointDamaged):
-            newest = max((index for index in indices if index < fact.index and index not in damaged), default=None)
+            del sound[fact.index]
+        elif isinstance(fact, f.CheckpointsRetired):
+            assert max(sound) not in fact.indices
+            sound = {index: directory for index, directory in sound.items() if index not in fact.indices}
         elif isinstance(fact, f.AttemptStarted):
-            assert fact.resume == newest
+            assert fact.resume == max(sound, default=None)
+    assert indices == sorted(set(indices))
+    for directory in sound.values():
+        assert content(train.Checkpoint(Path(path, directory))) is not None
 
 
 class Gate:
@@ -157,3 +164,85 @@ class Gate:
     def at(self, rank: int = 0) -> str:
         """The path by which a fault that holds a process finds this gate."""
         return f"{self.path}.{rank}"
+
+
+class Driver:
+    """A training script in a process of its own, to be killed, stopped and launched again."""
+
+    def __init__(self, storage: Path, *, faults: str = "", **asked: Any) -> None:
+        environment = {**os.environ, faultpoints.VARIABLE: faults}
+        if not faults:
+            del environment[faultpoints.VARIABLE]
+        asked = {"storage": str(storage), **asked}
+        self.process = subprocess.Popen(
+            [sys.executable, SCRIPT, json.dumps(asked)],
+            env={**environment, "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.output = ""
+
+    def wait(self) -> int:
+        """Its exit code, or minus the signal that ended it. What it printed is in ``output`` then."""
+        assert self.process.stdout is not None
+        if not self.process.stdout.closed:
+            self.output += self.process.communicate()[0]
+        return self.process.returncode
+
+    def read_until(self, text: str) -> None:
+        """Wait until it has printed a line with this text."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if text in line:
+                return
+        raise AssertionError(f"it ended without saying {text!r}:\n{self.output}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.wait()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def told(self) -> dict[str, Any]:
+        """What the script printed last: what came of the run."""
+        code = self.wait()
+        lines = self.output.splitlines()
+        assert lines, f"nothing was printed, and it ended with {code}"
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+
+
+def drive(storage: Path, **asked: Any) -> Driver:
+    """Run the script to its end, whichever that is."""
+    with Driver(storage, **asked) as driver:
+        driver.wait()
+    return driver
+
+
+def final(path: str | Path) -> train.Result:
+    return train.Result.from_path(path)
+
+
+def wait_for_text(capture: pytest.CaptureFixture[str], text: str) -> None:
+    """Wait until a run in another thread has printed this; the test's own time-out is the limit."""
+    seen = ""
+    while text not in seen:
+        seen += capture.readouterr().out
+        time.sleep(0.005)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for something that nobody announces; the test's own time-out is the limit."""
+    while not holds():
+        time.sleep(0.005)

@@ -15,7 +15,7 @@ from holdfast.control import placement
 from holdfast.control import vocabulary as v
 from holdfast.control.loop import Controller
 from holdfast.engine.base import Engine, Gang
-from holdfast.errors import EngineError, FencedError, StorageError
+from holdfast.errors import EngineError, FencedError, JournalError, StorageError
 from holdfast.journal.recorder import Blocking
 from holdfast.storage.manifest import Manifest, write_manifest
 from holdfast.storage.store import Store
@@ -66,8 +66,9 @@ class Dispatcher:
         self._on_notice = on_notice
         self._nodes: dict[tuple[str, int], tuple[str, ...]] = {}
         self._called_off: set[tuple[str, int]] = set()
-        self._briefed: set[tuple[str, int]] = set()
+        self._briefed: dict[tuple[str, int], None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._deleting: set[asyncio.Task[None]] = set()
         self._carry: dict[type[v.Command], Callable[[Any], None]] = {
             v.StartGroup: lambda c: self._spawn(self._start(c)),
             v.KillGroup: self._kill,
@@ -77,9 +78,9 @@ class Dispatcher:
             v.Acknowledge: self._acknowledge,
             v.Refuse: lambda c: self._tell(c, c.ranks, m.Refused(c.call, c.error)),
             v.TellFloor: lambda c: self._tell(c, None, m.Advance(c.floor)),
-            v.DeleteCheckpoints: lambda c: self._spawn(self._delete(c)),
+            v.DeleteCheckpoints: lambda c: self._spawn(self._delete(c), self._deleting),
             v.Wait: self._wait,
-            v.Finish: lambda c: controller.finish(),
+            v.Finish: self._finish,
         }
         self._hear: dict[type[m.Message], Callable[[Any, dict[str, Any]], None]] = {
             m.Rows: self._heard_rows,
@@ -119,12 +120,16 @@ class Dispatcher:
         self._post(v.NodeLost(at=self._controller.now(), node=node, reason=reason))
 
     async def close(self) -> None:
-        """Stop listening, end what is under way, and leave no worker of this run behind."""
+        """Stop listening, end what is under way, and leave no worker of this run behind.
+
+        Deletions come to their end first: nobody opens a finished run again to sweep.
+        """
         self._engine.detach(self)
         for group, attempt in self._nodes:
             self._kill(v.KillGroup(group=group, attempt=attempt))
         for node, _ in self._briefed:
             self._engine.send(node, m.ForgetProgram(self.job.token))
+        await asyncio.gather(*self._deleting, return_exceptions=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -132,10 +137,11 @@ class Dispatcher:
     def _post(self, event: v.Event) -> None:
         self._controller.post(event)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], kind: set[asyncio.Task[None]] | None = None) -> None:
+        tasks = self._tasks if kind is None else kind
         task = asyncio.get_running_loop().create_task(self._watched(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -160,13 +166,14 @@ class Dispatcher:
         self.pickled_errors.clear()
         for node in dict.fromkeys(nodes):
             if (node.name, node.incarnation) not in self._briefed:
-                self._briefed.add((node.name, node.incarnation))
+                self._briefed[(node.name, node.incarnation)] = None
                 self._engine.send(node.name, m.Prepare(self.job.environment))
                 self._engine.send(node.name, m.Program(self.job.token, self.job.program))
         faultpoints.reach("start.before", attempt=command.attempt)
-        self._post(v.GroupPlaced(**who, nodes=names))
+        # Before the event: it may let a KillGroup go, which must not overtake them.
         for rank, (home, place) in enumerate(zip(names, placement.places(names), strict=True)):
             self._engine.send(home, self._start_worker(command, rank, home, place))
+        self._post(v.GroupPlaced(**who, nodes=names))
 
     def _start_worker(self, command: v.StartGroup, rank: int, node: str, place: placement.Place) -> m.StartWorker:
         resume = None if command.resume is None else m.CheckpointRef(command.resume, command.directory)
@@ -261,10 +268,10 @@ class Dispatcher:
                 faultpoints.reach("delete.before", directory=directory)
                 await self._run(self._store.delete_tree, directory)
                 faultpoints.reach("delete.after", directory=directory)
-        except StorageError as error:
-            self._on_notice(f"could not delete {', '.join(command.directories)}: {error}")
         except FencedError as error:
             self._controller.fail(error)
+        except (StorageError, JournalError) as error:
+            self._on_notice(f"could not delete {', '.join(command.directories)}: {error}")
 
     def _wait(self, command: v.Wait) -> None:
         async def pass_time() -> None:
@@ -272,6 +279,10 @@ class Dispatcher:
             self._post(v.DelayPassed(at=self._controller.now(), name=command.name))
 
         self._spawn(pass_time())
+
+    def _finish(self, command: v.Finish) -> None:
+        faultpoints.reach("run.ended")
+        self._controller.finish()
 
     def _heard_rows(self, said: m.Rows, who: dict[str, Any]) -> None:
         self._post(v.RowsArrived(**who, first=said.first, count=said.count, rows=said.rows))

@@ -41,8 +41,10 @@ class Group(msgspec.Struct):
     failures: list[f.RankFailure] = []
     commits: commit.Commits = msgspec.field(default_factory=commit.Commits)
     started: int = 0
+    returned: int = 0
     gone: int = 0
     floor: int = 0
+    """The fewest calls of any rank that may still report."""
     at_floor: int = 0
     floor_told: int = 0
 
@@ -54,28 +56,10 @@ class Group(msgspec.Struct):
 def apply(group: Group, change: object) -> None:
     """Change the group by one note or fact."""
     commit.apply(group.commits, change)
-    if isinstance(change, f.RowsReported):
+    if isinstance(change, v.Note):
+        _apply_note(group, change)
+    elif isinstance(change, f.RowsReported):
         _count_calls(group, change.rank, change.first + change.count - 1)
-    elif isinstance(change, v.Arrived):
-        group.ranks[change.rank].started = True
-        group.started += 1
-    elif isinstance(change, v.Failed):
-        group.failures.append(change.failure)
-        if change.failure.rank >= 0:
-            group.ranks[change.failure.rank].failed = True
-    elif isinstance(change, v.Returned):
-        group.ranks[change.rank].returned = True
-        group.ranks[change.rank].value = change.value
-    elif isinstance(change, v.Gone):
-        group.ranks[change.rank].gone = True
-        group.gone += 1
-    elif isinstance(change, v.Placed):
-        for rank, node in zip(group.ranks, change.nodes, strict=True):
-            rank.node = node
-    elif isinstance(change, v.Ending):
-        group.phase = ENDING
-    elif isinstance(change, v.FloorTold):
-        group.floor_told = change.floor
     elif isinstance(change, f.AttemptStarted):
         _begin_attempt(group, change)
     elif isinstance(change, f.AttemptRunning):
@@ -88,6 +72,32 @@ def apply(group: Group, change: object) -> None:
         group.commits.next_index = group.commits.reserved
         group.commits.pending = {}
         group.phase = IDLE if group.phase == IDLE else ORPHANED
+
+
+def _apply_note(group: Group, note: v.Note) -> None:
+    if isinstance(note, v.Arrived):
+        group.ranks[note.rank].started = True
+        group.started += 1
+    elif isinstance(note, v.Failed):
+        group.failures.append(note.failure)
+        group.ranks[note.failure.rank].failed = True
+    elif isinstance(note, v.Returned):
+        rank = group.ranks[note.rank]
+        rank.returned, rank.value = True, note.value
+        group.returned += 1
+        if rank.calls == group.floor:
+            group.at_floor -= 1
+            _raise_floor(group)
+    elif isinstance(note, v.Gone):
+        group.ranks[note.rank].gone = True
+        group.gone += 1
+    elif isinstance(note, v.Placed):
+        for rank, node in zip(group.ranks, note.nodes, strict=True):
+            rank.node = node
+    elif isinstance(note, v.Ending):
+        group.phase = ENDING
+    elif isinstance(note, v.FloorTold):
+        group.floor_told = note.floor
 
 
 def observe(group: Group, event: v.GroupEvent) -> v.Decision:
@@ -139,13 +149,13 @@ def settle(group: Group, at: float) -> v.Decision:
         return v.Decision((v.Ending(group=group.name),), (kill,))
     if group.phase not in (STARTING, RUNNING):
         return v.NOTHING
-    step = commit.settle(group.commits, group.name, group.attempt, group.floor, at)
-    if step:
-        return step
     if group.commits.pending:
-        missing = _missing_ranks(group)
-        if missing:
+        missing = _missing_ranks(group) if group.returned else None
+        if missing is not None:
             return v.Decision((missing,))
+        step = commit.settle(group.commits, group.name, group.attempt, group.floor, at)
+        if step:
+            return step
     if group.floor >= group.floor_told + FLOOR_STEP:
         return v.Decision(
             (v.FloorTold(group=group.name, floor=group.floor),),
@@ -191,7 +201,7 @@ def _begin_attempt(group: Group, change: f.AttemptStarted) -> None:
     group.ranks = [Rank() for _ in range(change.world_size)]
     group.failures = []
     group.commits.pending = {}
-    group.started = group.gone = group.floor = group.floor_told = 0
+    group.started = group.returned = group.gone = group.floor = group.floor_told = 0
     group.at_floor = change.world_size
 
 
@@ -200,9 +210,15 @@ def _count_calls(group: Group, number: int, calls: int) -> None:
     if rank.calls == group.floor and calls > rank.calls:
         group.at_floor -= 1
     rank.calls = max(rank.calls, calls)
-    if group.at_floor == 0:
-        group.floor = min(rank.calls for rank in group.ranks)
-        group.at_floor = sum(rank.calls == group.floor for rank in group.ranks)
+    _raise_floor(group)
+
+
+def _raise_floor(group: Group) -> None:
+    """Find the slowest of the ranks that may still report, once none is left where it was."""
+    if group.at_floor > 0 or group.returned == group.world_size:
+        return
+    group.floor = min(rank.calls for rank in group.ranks if not rank.returned)
+    group.at_floor = sum(rank.calls == group.floor and not rank.returned for rank in group.ranks)
 
 
 def _observe_rank(group: Group, event: v.RankEvent, rank: Rank) -> v.Decision:
@@ -356,12 +372,15 @@ def _missing_ranks(group: Group) -> v.Failed | None:
     missing = [number for number, rank in enumerate(group.ranks) if rank.returned and rank.calls < call]
     if not missing:
         return None
+    first, *others = missing
+    calls = group.ranks[first].calls
+    too = f" ({_ranks(others)} ended early too)" if others else ""
     waiting = sorted(group.commits.pending[call].files)
     message = (
-        f"{_ranks(missing)} ended after {group.ranks[missing[0]].calls} reports while {_ranks(waiting)} "
-        f"brought a checkpoint to report {call}; every rank must call report the same number of times"
+        f"ended after {calls} report{'s' if calls != 1 else ''}{too} while {_ranks(waiting)} brought a checkpoint to "
+        f"report {call}; every rank must call report the same number of times"
     )
-    return _failed(group, missing[0], failures.MISMATCH, message)
+    return _failed(group, first, failures.MISMATCH, message)
 
 
 def _failed(group: Group, rank: int, kind: str, message: str) -> v.Failed:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.control import vocabulary as v
+from holdfast.errors import FencedError, JournalError
 from holdfast.journal.facts import Fact, RowsReported
 from holdfast.journal.log import Log
 from holdfast.journal.pacer import SnapshotPacer
@@ -158,6 +159,10 @@ class Controller:
             await self.recorder.snapshot(state, position)
         except asyncio.CancelledError:
             raise
+        except FencedError as error:
+            self.fail(error)
+        except JournalError:
+            pass  # it saves time, never truth; a log that has failed for good says so at its next sync
         except BaseException as error:
             self.fail(error)
         finally:

@@ -216,6 +216,14 @@ class Waiting(Note, frozen=True, kw_only=True):
     waiting: bool
 
 
+class Lingering(Note, frozen=True, kw_only=True):
+    """Every rank has returned; their processes are given a while to end."""
+
+
+class Ranked(Note, frozen=True, kw_only=True):
+    """Retention has looked at every checkpoint and keeps them."""
+
+
 class StopNoted(Note, frozen=True, kw_only=True):
     reason: str
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import sys
+import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -22,7 +24,7 @@ from holdfast.storage.manifest import read_manifest, verify
 from holdfast.storage.store import SourceError, Store, open_store
 from holdfast.storage.transfer import upload
 from holdfast.wire import messages as m
-from holdfast.wire.channel import connect
+from holdfast.wire.channel import Channel, connect
 from holdfast.wire.frames import frame
 
 TAIL_S = 0.2
@@ -294,8 +296,14 @@ class Agent:
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            asyncio.get_running_loop().call_exception_handler({"message": "the agent has failed", "exception": error})
 
 
 def threads(pool: concurrent.futures.Executor) -> Callable[..., Any]:
@@ -310,7 +318,17 @@ def threads(pool: concurrent.futures.Executor) -> Callable[..., Any]:
 async def run_agent(boot: Boot, processes: Processes) -> None:
     """Be the agent of a node until the driver's connection ends."""
     channel = await connect(boot.address, boot.secret, m.ToAgent)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: _fail(channel, context))
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         agent = Agent(channel, Path(boot.folder), processes, threads(pool))
         await channel.listen(agent.handle)
         await agent.close()
+
+
+def _fail(channel: Channel, context: dict[str, Any]) -> None:
+    """An error that nobody expected: say it, and end this node rather than leave the controller waiting for an answer."""
+    error = context.get("exception")
+    sys.stderr.write(f"holdfast: this node's agent ends: {context['message']}\n")
+    if error is not None:
+        traceback.print_exception(error)
+    channel.hang_up()

@@ -36,7 +36,11 @@ class Driver:
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast", daemon=True)
         self._thread.start()
         self.pid = os.getpid()
-        self.engine = self.call(self._make_engine(options)).result()
+        try:
+            self.engine = self.call(self._make_engine(options)).result()
+        except BaseException:
+            self._end()
+            raise
 
     def call(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the driver's loop."""
@@ -44,6 +48,9 @@ class Driver:
 
     def close(self) -> None:
         self.call(self._close()).result()
+        self._end()
+
+    def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._pool.shutdown()
@@ -66,8 +73,10 @@ def init(*, nodes: int | None = None, cpus_per_node: float | None = None, gpus_p
     global _driver
     if nodes is not None and (type(nodes) is not int or nodes < 1):
         raise ConfigurationError(f"init(nodes={nodes!r}): give a whole number of at least 1")
-    if cpus_per_node is not None and cpus_per_node <= 0:
+    if cpus_per_node is not None and (type(cpus_per_node) not in (int, float) or not cpus_per_node > 0):
         raise ConfigurationError(f"init(cpus_per_node={cpus_per_node!r}): give a number above 0")
+    if type(gpus_per_node) not in (int, float) or not gpus_per_node >= 0:
+        raise ConfigurationError(f"init(gpus_per_node={gpus_per_node!r}): give a number, or 0 for none")
     with _lock:
         if _driver is not None and _driver.pid == os.getpid():
             raise ConfigurationError("holdfast is already running; call holdfast.shutdown() before another init()")

@@ -16,13 +16,13 @@ import os
 import signal
 import socket
 import sys
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NoReturn
 
 import msgspec
 
 from holdfast.engine import zygote as z
+from holdfast.engine.link import Link
 from holdfast.engine.processes import Listener, Processes, WorkerExit, WorkerKey
 from holdfast.errors import WireError
 from holdfast.wire.frames import FrameReader
@@ -36,72 +36,10 @@ IDLE_ZYGOTES = 3
 """So many zygotes without workers are kept for the next run."""
 
 
-class _Link:
-    """The agent's end of a zygote's socket. What would block waits in a queue."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, end: socket.socket) -> None:
-        end.setblocking(False)
-        self._loop = loop
-        self._end = end
-        self._queue: deque[tuple[bytes, socket.socket]] = deque()
-        self._answers: msgspec.msgpack.Decoder[z.Answer] = msgspec.msgpack.Decoder(z.Answer)
-        self.ended = False
-
-    def fileno(self) -> int:
-        return self._end.fileno()
-
-    def send(self, request: z.Request, passed: socket.socket) -> None:
-        """Send a request with a socket, which is closed here."""
-        self._queue.append((msgspec.msgpack.encode(request), passed))
-        if len(self._queue) == 1:
-            self._flush()
-
-    def _flush(self) -> None:
-        while self._queue:
-            data, passed = self._queue[0]
-            try:
-                socket.send_fds(self._end, [data], [passed.fileno()])
-            except BlockingIOError:
-                self._loop.add_writer(self._end, self._flush)
-                return
-            except OSError:  # the zygote is gone; its pidfd and the end of this stream tell
-                self._drop_queue()
-                break
-            passed.close()
-            self._queue.popleft()
-        self._loop.remove_writer(self._end)
-
-    def receive(self) -> Iterator[tuple[z.Answer, int]]:
-        """What has arrived, each with its pidfd or -1."""
-        while not self.ended:
-            try:
-                data, fds, _, _ = socket.recv_fds(self._end, z.MAX_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
-            except BlockingIOError:
-                return
-            except OSError:
-                data, fds = b"", []
-            if data:
-                yield self._answers.decode(data), (fds[0] if fds else -1)
-            else:
-                self.ended = True
-
-    def close(self) -> None:
-        if self._end.fileno() >= 0:
-            self._loop.remove_reader(self._end)
-            self._loop.remove_writer(self._end)
-            self._end.close()
-        self._drop_queue()
-
-    def _drop_queue(self) -> None:
-        for _, passed in self._queue:
-            passed.close()
-        self._queue.clear()
-
-
 class _Zygote:
     """An environment's zygote, as the agent knows it. ``identity`` is the environment that was asked for."""
 
-    def __init__(self, identity: bytes, environment: Environment, link: _Link, notice: str) -> None:
+    def __init__(self, identity: bytes, environment: Environment, link: Link, notice: str) -> None:
         self.identity = identity
         self.environment = environment
         self.link = link
@@ -133,6 +71,7 @@ class _Worker:
         self.pid = -1
         self.pidfd = -1
         self.doomed = False
+        self.broken = False
         self.ours = False
         self.overdue: asyncio.TimerHandle | None = None
         self.oom_kills = _oom_kills()
@@ -143,7 +82,7 @@ class ForkedProcesses(Processes):
 
     _loop: asyncio.AbstractEventLoop
     _listener: Listener
-    _pristine: _Link
+    _pristine: Link
 
     def __init__(self, pristine: socket.socket, pid: int, entry: str) -> None:
         self._pristine_socket = pristine
@@ -161,7 +100,7 @@ class ForkedProcesses(Processes):
     def listen(self, listener: Listener) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
-        self._pristine = _Link(self._loop, self._pristine_socket)
+        self._pristine = Link(self._loop, self._pristine_socket)
 
     async def prepare(self, environment: Environment) -> str:
         zygote = self._zygote(environment)
@@ -258,7 +197,7 @@ class ForkedProcesses(Processes):
         if kernel.has_ended(self._pristine_pidfd):
             _end_agent("its pristine zygote has died, so that no new zygote can be made")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        zygote = _Zygote(identity, environment, _Link(self._loop, ours), notice)
+        zygote = _Zygote(identity, environment, Link(self._loop, ours), notice)
         self._alive.append(zygote)
         self._loop.add_reader(ours, self._zygote_said, zygote)
         self._pristine.send(z.MakeZygote(environment), theirs)
@@ -302,7 +241,11 @@ class ForkedProcesses(Processes):
     def _replace(self, zygote: _Zygote, notice: str) -> None:
         """Have a zygote that imports nothing take over from one that cannot be used."""
         environment = msgspec.structs.replace(zygote.environment, preload=())
-        fresh = self._make(zygote.identity, environment, notice)
+        try:
+            fresh = self._make(zygote.identity, environment, notice)
+        except OSError as error:
+            self._abandon(zygote, str(error))
+            return
         fresh.waiting, zygote.waiting = zygote.waiting, []
         fresh.prepared, zygote.prepared = zygote.prepared, []
         for worker in fresh.waiting:
@@ -315,7 +258,7 @@ class ForkedProcesses(Processes):
         if zygote.pidfd < 0:
             self._zygote_gone(zygote)
         elif not zygote.gone:
-            _kill(zygote.pidfd)
+            kernel.kill(zygote.pidfd)
 
     def _zygote_ended(self, zygote: _Zygote) -> None:
         self._zygote_said(zygote)
@@ -333,11 +276,15 @@ class ForkedProcesses(Processes):
             if not zygote.ready and zygote.environment.preload:
                 self._replace(zygote, f"workers start as fresh processes: importing modules died ({status})")
             else:
-                del self._zygotes[zygote.identity]
-                self._lost += zygote.waiting
-                zygote.waiting = []
-                _resolve(zygote.prepared, f"the process that workers are forked from has died ({status})")
+                self._abandon(zygote, f"the process that workers are forked from has died ({status})")
         self._sweep()
+
+    def _abandon(self, zygote: _Zygote, notice: str) -> None:
+        """Make do without a zygote for this environment until the next start."""
+        self._zygotes.pop(zygote.identity, None)
+        self._lost += zygote.waiting
+        zygote.waiting = []
+        _resolve(zygote.prepared, notice)
 
     def _release_zygote(self, zygote: _Zygote) -> None:
         zygote.link.close()
@@ -389,6 +336,8 @@ class ForkedProcesses(Processes):
         self._loop.add_reader(pidfd, self._worker_ended, worker)
         if worker.doomed:
             self.kill(worker.key)
+        elif worker.broken:
+            kernel.kill(pidfd)
 
     def _worker_ended(self, worker: _Worker) -> None:
         """It is dead; its zygote will say how it died."""
@@ -398,7 +347,7 @@ class ForkedProcesses(Processes):
 
     def _give_up(self, zygote: _Zygote) -> None:
         if not zygote.gone:
-            _kill(zygote.pidfd)
+            kernel.kill(zygote.pidfd)
 
     def _finish(self, worker: _Worker, status: int, lost: bool = False) -> None:
         if self._workers.get(worker.key) is not worker:
@@ -446,10 +395,9 @@ class ForkedProcesses(Processes):
                     self._listener.worker_message(worker.key, found)
         except WireError as error:
             process.note(worker.request.log, f"holdfast: killed, for it wrote to its agent's socket: {error}")
-            self._loop.remove_reader(worker.stream)
-            if worker.pidfd >= 0:
-                _kill(worker.pidfd)
-            return False
+            worker.broken = True
+            worker.stream.shutdown(socket.SHUT_RD)
+            kernel.kill(worker.pidfd)
         return True
 
     def _write(self, worker: _Worker) -> None:
@@ -462,13 +410,6 @@ class ForkedProcesses(Processes):
         except OSError:  # it is gone, and its pidfd tells
             worker.unsent.clear()
         self._loop.remove_writer(worker.stream)
-
-
-def _kill(pidfd: int) -> None:
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except OSError:
-        pass
 
 
 def _reap(pid: int) -> int | None:

@@ -168,7 +168,7 @@ def _run_agent(boot: Boot, janitor: int, driver: int) -> NoReturn:
     except BaseException:  # the janitor's frames lie above; they are not ours to unwind into
         traceback.print_exc()
     finally:
-        _leave(boot, driver, code)
+        _leave(boot, janitor, driver, code)
 
 
 def _leave_stdin_to_janitor() -> None:
@@ -189,12 +189,14 @@ def _serve(boot: Boot, pristine: socket.socket, pid: int) -> None:
 def _follow(boot: Boot, janitor: int, driver: int) -> None:
     """In a thread, so that nothing that the agent's loop does can delay it."""
     kernel.wait_for_end(janitor)
-    _leave(boot, driver, 1)
+    _leave(boot, janitor, driver, 1)
 
 
-def _leave(boot: Boot, driver: int, code: int) -> NoReturn:
+def _leave(boot: Boot, janitor: int, driver: int, code: int) -> NoReturn:
     try:
         kernel.end_children()
         _remove(boot, driver)
+        if kernel.has_ended(driver):
+            kernel.kill(janitor)  # it has nothing left to do, and may be stopped
     finally:
         os._exit(code)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 
+from holdfast import faultpoints
 from holdfast.errors import JournalError
 from holdfast.journal.lines import Opening, opening_line, record_lines
 from holdfast.journal.log import Log, Replay, Snapshot
@@ -49,8 +50,10 @@ class FileLog(Writer):
 
     def _write(self, first: int, records: list[bytes]) -> None:
         lines = record_lines(first, self.durable, records)
+        faultpoints.reach("journal.write")
         self._current.append(lines)
         self._current.sync()
+        faultpoints.reach("journal.written")
         self._confirm()
         self._written = first + len(records) - 1
         self._length += len(lines)
@@ -73,8 +76,12 @@ class FileLog(Writer):
         if appender is None:
             raise JournalError(f"{self._store.uri} holds no files that can be appended to")
         opening = Opening(self.epoch, after=self._written, previous=previous, token=self._token)
-        appender.append(opening_line(opening))
-        appender.sync()
+        try:
+            appender.append(opening_line(opening))
+            appender.sync()
+        except BaseException:
+            appender.close()
+            raise
         self._length = 0
         return appender
 
@@ -93,8 +100,13 @@ def open_file_log(store: Store, epoch: int) -> tuple[Log, Replay]:
         store.flush(newest.key)
         spans[-1] = spans[-1]._replace(through=position)
         previous = newest.epoch
+    faultpoints.reach("journal.seal")
     log = FileLog(store, epoch, previous, max(position, start), snapshot_keys(keys))
-    log.confirm()
+    try:
+        log.confirm()
+    except BaseException:
+        log.close()
+        raise
     return log, Replay(snapshot, replay(store, spans, start))
 
 

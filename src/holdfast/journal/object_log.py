@@ -23,6 +23,7 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Iterator
 
+from holdfast import faultpoints
 from holdfast.errors import JournalError, MissingError
 from holdfast.journal.lines import Opening, opening_line, opening_of, record_lines, records_in
 from holdfast.journal.log import Log, Replay, Snapshot
@@ -54,7 +55,13 @@ class ObjectLog(Writer):
         """Where each segment since the last snapshot ends: its last position and its number."""
 
     def take_up(self) -> None:
-        """Create the opening segment, behind whatever the predecessor still got in."""
+        """Create the opening segment, behind whatever the predecessor still got in.
+
+        The epoch is confirmed after the segments were listed and before one is created: whoever was displaced while it
+        opened the run would otherwise take the number that its successor writes next.
+        """
+        self.confirm()
+        faultpoints.reach("journal.seal")
         while not self._create(self.durable, b""):
             opening, end = _read(self._store, self._number + 1)
             if opening is not None and opening.epoch > self.epoch:
@@ -69,8 +76,10 @@ class ObjectLog(Writer):
         lines = record_lines(first, self.durable, records)
         if self.protection == "lease":
             self._confirm()
+        faultpoints.reach("journal.write")
         if not self._create(first - 1, lines):
             raise self._fenced()
+        faultpoints.reach("journal.written")
         if self.protection == "lease":
             self._confirm()
         self._number += 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
-from holdfast.errors import JournalError, StorageError
-from holdfast.journal.epochs import Wait, claim
+from holdfast import faultpoints
+from holdfast.errors import HoldfastError, JournalError, StorageError
+from holdfast.journal.epochs import Wait, claim, closed_key
 from holdfast.journal.file_log import open_file_log, read_file_records
 from holdfast.journal.log import Holder, Log, Replay
 from holdfast.journal.object_log import open_object_log, read_object_records, segment_numbers
@@ -21,11 +23,21 @@ def open_log(store: Store, holder: Holder, *, take_over: bool = False, wait: Wai
     """
     try:
         epoch = claim(store, holder, take_over=take_over, wait=wait)
-        if store.appends and not segment_numbers(store.keys("journal")):
-            return open_file_log(store, epoch)
-        return open_object_log(store, epoch, safe=honours_create(store, "epochs"))
+        try:
+            return _open(store, epoch)
+        except HoldfastError:
+            with suppress(StorageError):
+                store.put(closed_key(epoch), b"{}")
+            raise
     except StorageError as error:
         raise JournalError(f"cannot open the journal: {error}") from error
+
+
+def _open(store: Store, epoch: int) -> tuple[Log, Replay]:
+    faultpoints.reach("journal.claimed")
+    if store.appends and not segment_numbers(store.keys("journal")):
+        return open_file_log(store, epoch)
+    return open_object_log(store, epoch, safe=honours_create(store, "epochs"))
 
 
 def read_records(store: Store) -> Iterator[bytes]:

@@ -88,11 +88,11 @@ def replay(store: Store, spans: list[Span], start: int) -> Iterator[bytes]:
         if opening_of(data, name) is None:
             raise JournalError(f"{name} is damaged: its first line is lost")
         for found, record in records_in(data, name, part.after):
-            if through is not None and found > through:
-                break
             if found > position:
                 position = found
                 yield record
+            if position == through:
+                break
         if through is not None and position < through:
             raise JournalError(f"{name} is damaged: records {position + 1} to {through} are missing")
 

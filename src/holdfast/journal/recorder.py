@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from holdfast.errors import FencedError, JournalError
 from holdfast.journal.facts import Fact, encode
 from holdfast.journal.log import Log, Snapshot
 
@@ -97,9 +98,8 @@ class Recorder:
         """Stop touching the log; for a driver that was fenced or crashed."""
         self._broken = True
         self._renewing.cancel()
-        for waiting in (self._timer, self._flushing):
-            if waiting is not None:
-                waiting.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _flush_later(self) -> None:
         if self._timer is None and self._flushing is None and not self._broken:
@@ -107,9 +107,12 @@ class Recorder:
 
     async def _flush(self) -> None:
         try:
-            while self.log.durable < self._wanted:
-                await self._in_turn(self.log.sync)
-                self._on_durable()
+            while not self._broken:
+                if self.log.durable < self._wanted:
+                    await self._in_turn(self.log.sync)
+                self._on_durable()  # a snapshot may have made it durable already, and told nobody
+                if self.log.durable >= self._wanted:
+                    break
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -123,11 +126,20 @@ class Recorder:
         try:
             while True:
                 await asyncio.sleep(self._lease_s / 3)
-                await self._in_turn(self.log.renew)
+                await self._renew_once()
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             self._fail(error)
+
+    async def _renew_once(self) -> None:
+        """A store that refuses now may recover before the lease is over; a log that has failed says so at its next sync."""
+        try:
+            await self._in_turn(self.log.renew)
+        except FencedError:
+            raise
+        except JournalError:
+            return
 
     def _fail(self, error: BaseException) -> None:
         if not self._broken:
@@ -135,5 +147,17 @@ class Recorder:
             self._on_error(error)
 
     async def _in_turn(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """One call at a time. Shielded: whoever waits may be cancelled, the call in its thread goes on until it ends."""
+        turn = asyncio.get_running_loop().create_task(self._take_turn(call, *arguments))
+        turn.add_done_callback(_heard)
+        return await asyncio.shield(turn)
+
+    async def _take_turn(self, call: Callable[..., Any], *arguments: Any) -> Any:
         async with self._turn:
             return await self._run(call, *arguments)
+
+
+def _heard(turn: asyncio.Task[Any]) -> None:
+    """Its error is not lost on whoever waits; where nobody does any more, there is nobody to tell."""
+    if not turn.cancelled():
+        turn.exception()

@@ -39,7 +39,7 @@ class Console:
         self._later = later
         self._stream = stream
         self._untold: Attempt | None = None
-        self._charged: dict[str, int] = {}
+        self._charged = dict(history.charged)
 
     def opened(self, engine: str, workers: int) -> None:
         """Say what starts, where, and on what."""
@@ -63,7 +63,7 @@ class Console:
         """Take in a fact, after the history has."""
         if isinstance(change, f.AttemptEnded) and change.failures:
             self._tell_failure()
-            self._charged[change.charge] = self._charged.get(change.charge, 0) + 1
+            self._charged = dict(self._history.charged)
             self._untold = self._history.attempts[change.attempt]
             self._later(PATIENCE_S, self._tell_failure)
         elif isinstance(change, f.AttemptRunning):

@@ -57,6 +57,8 @@ class History:
         self.opened: list[f.RunOpened] = []
         self.attempts: dict[int, Attempt] = {}
         self.commits: dict[int, Commit] = {}
+        self.charged: dict[str, int] = {}
+        """What each budget has paid for since it was last fresh."""
         self.status = ""
         self.reason = ""
         self.return_value: msgspec.Raw = f.NOTHING
@@ -74,6 +76,8 @@ class History:
             if self.opened:
                 self.gaps.append((self.last_at, fact.at))
             self.opened.append(fact)
+            if fact.fresh_budget:
+                self._start_afresh()
             self.status = self.reason = ""
         self.last_at = max(self.last_at, fact.at)
         if isinstance(fact, f.RowsReported):
@@ -97,10 +101,18 @@ class History:
         elif isinstance(fact, f.RunEnded):
             self.status, self.reason, self.return_value = fact.status, fact.reason, fact.return_value
 
+    def _start_afresh(self) -> None:
+        self.charged = {}
+        if self.newest is None:  # every checkpoint is looked at again
+            for commit in self.commits.values():
+                commit.damaged = False
+
     def _end(self, attempt: Attempt, fact: f.AttemptEnded) -> None:
         lost_at = self.gaps[-1][0] if fact.outcome == "driver_lost" and self.gaps else fact.at
         attempt.ended_at, attempt.outcome, attempt.charge = lost_at, fact.outcome, fact.charge
         attempt.failures = fact.failures
+        if fact.charge:
+            self.charged[fact.charge] = self.charged.get(fact.charge, 0) + 1
         if fact.calls and fact.outcome != "driver_lost":
             attempt.calls = fact.calls
 

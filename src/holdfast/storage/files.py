@@ -14,7 +14,7 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,11 +31,14 @@ from holdfast.storage.store import (
     missing,
     name_of,
     open_source,
+    open_target,
+    reason,
+    write_all,
 )
 from holdfast.wire.messages import FileEntry
 
 _EARLY = 32 << 20
-"""A copy hands this much at a time to the disk while it goes on reading, instead of all of it at the end."""
+"""How much a copy hands to the disk at a time."""
 
 _TEMPORARY = ".tmp-holdfast-"
 _GONE = (FileNotFoundError, NotADirectoryError)
@@ -90,7 +93,7 @@ class FileStore(Store):
     def put(self, key: str, data: bytes) -> None:
         path = self._path(key)
         with self._told(key, "write"), self._temporary(path) as (descriptor, temporary):
-            _write(descriptor, data)
+            write_all(descriptor, data)
             os.fdatasync(descriptor)
             os.rename(temporary, path)
             self._anchor(os.path.dirname(path))
@@ -98,7 +101,7 @@ class FileStore(Store):
     def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)
         with self._told(key, "write"), self._temporary(path) as (descriptor, temporary):
-            _write(descriptor, data)
+            write_all(descriptor, data)
             os.fdatasync(descriptor)
             made = self._link(temporary, path, key)
             os.unlink(temporary)
@@ -143,7 +146,7 @@ class FileStore(Store):
         with open_source(source) as (reading, found):
             mode = 0o777 if found.st_mode & 0o111 else 0o666
             with self._told(key, "write"), self._temporary(path, mode) as (descriptor, temporary):
-                size, digest = _copy(reading, partial(_write, descriptor), found.st_size, source)
+                size, digest = _copy(reading, _Eager(descriptor), found.st_size, source)
                 os.fdatasync(descriptor)
                 os.rename(temporary, path)
         return FileEntry(name_of(key), size, digest)
@@ -180,7 +183,7 @@ class FileStore(Store):
     def check_writable(self) -> None:
         """As the contract says, without the cost of making it durable."""
         with self._told(_TEMPORARY, "write"), self._temporary(f"{self.uri}/probe") as (descriptor, temporary):
-            _write(descriptor, b"probe")
+            write_all(descriptor, b"probe")
             os.unlink(temporary)
 
     def appender(self, key: str) -> FileAppender:
@@ -300,16 +303,7 @@ class FileStore(Store):
         except OSError as error:
             if doing != "write" and isinstance(error, (*_GONE, IsADirectoryError)):
                 raise missing(self.uri, key) from error
-            raise StorageError(f"cannot {doing} {key!r}: {self._reason(error)}") from error
-
-    def _reason(self, error: OSError) -> str:
-        if error.errno == errno.ENOSPC:
-            return f"the disk that holds {self.uri} is full; free some space on it"
-        if error.errno == errno.EDQUOT:
-            return f"your quota on the disk that holds {self.uri} is used up; delete something or ask for more"
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return f"{error.strerror} in {self.uri}; the folder must be writable for this user"
-        return f"{error.strerror or error} in {self.uri}"
+            raise StorageError(f"cannot {doing} {key!r}: {reason(error, self.uri)}") from error
 
 
 class FileAppender:
@@ -324,7 +318,7 @@ class FileAppender:
     def append(self, data: bytes) -> None:
         with self._store._told(self._key, "write"):
             try:
-                _write(self._descriptor, data)
+                write_all(self._descriptor, data)
             except OSError:
                 with suppress(OSError):
                     os.ftruncate(self._descriptor, self._length)
@@ -349,15 +343,23 @@ def _mkdir(folder: str) -> None:
         os.mkdir(folder)
 
 
-def _write(descriptor: int, data: bytes | memoryview) -> None:
-    left = memoryview(data)
-    while len(left):
-        left = left[os.write(descriptor, left) :]
+class _Eager:
+    """Writes to a descriptor, and has the disk begin while the copy goes on, instead of all at the end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._size = self._handed = 0
+
+    def __call__(self, data: memoryview) -> None:
+        write_all(self._descriptor, data)
+        self._size += len(data)
+        if self._size - self._handed >= _EARLY:
+            # What is not written yet cannot be dropped: its writing is begun.
+            os.posix_fadvise(self._descriptor, self._handed, self._size - self._handed, os.POSIX_FADV_DONTNEED)
+            self._handed = self._size
 
 
-def _copy(
-    reading: int, write: Callable[[memoryview], None], expected: int, source: Path | None
-) -> tuple[int, str]:
+def _copy(reading: int, write: Callable[[memoryview], None], expected: int, source: Path | None) -> tuple[int, str]:
     """Copy all bytes and tell how many and their checksum; errors of ``source`` are told apart from the store's."""
     digest = xxhash.xxh3_64()
     buffer = memoryview(bytearray(min(BUFFER, expected + 1)))

@@ -24,6 +24,7 @@ from holdfast.storage.store import (
     missing,
     name_of,
     open_source,
+    open_target,
 )
 from holdfast.wire.messages import FileEntry
 
@@ -154,10 +155,10 @@ class ObjectStore(Store):
     def fetch_file(self, key: str, target: Path) -> FileEntry:
         digest = xxhash.xxh3_64()
         size = 0
-        with open(target, "xb", buffering=0) as file:
+        with open_target(target) as write:
             for chunk in self._stream(key):
                 digest.update(chunk)
-                file.write(chunk)
+                write(chunk)
                 size += len(chunk)
         return FileEntry(name_of(key), size, digest.hexdigest())
 

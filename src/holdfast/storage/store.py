@@ -21,12 +21,13 @@ This module must never import obstore: the way to a bucket is loaded when a buck
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -123,7 +124,8 @@ class Store(ABC):
     def fetch_file(self, key: str, target: Path) -> FileEntry:
         """Copy ``key`` to a new local file and tell its size and checksum as read."""
         data = self.read(key)
-        target.write_bytes(data)
+        with open_target(target) as write:
+            write(data)
         return entry_of(key, data)
 
     def flush(self, key: str) -> None:
@@ -220,6 +222,44 @@ def open_source(source: Path) -> Iterator[tuple[int, os.stat_result]]:
         yield descriptor, found
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def open_target(target: Path, *, executable: bool = False) -> Iterator[Callable[[bytes | memoryview], None]]:
+    """A new local file to copy into, by the call that writes to it. StorageError when it cannot be written."""
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(target, flags, 0o777 if executable else 0o666)
+    except OSError as error:
+        raise StorageError(f"cannot write {target}: {reason(error, target.parent)}") from error
+
+    def write(data: bytes | memoryview) -> None:
+        try:
+            write_all(descriptor, data)
+        except OSError as error:
+            raise StorageError(f"cannot write {target}: {reason(error, target.parent)}") from error
+
+    try:
+        yield write
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    left = memoryview(data)
+    while len(left):
+        left = left[os.write(descriptor, left) :]
+
+
+def reason(error: OSError, place: object) -> str:
+    """Why the system refused, and what to do about it."""
+    if error.errno == errno.ENOSPC:
+        return f"the disk that holds {place} is full; free some space on it"
+    if error.errno == errno.EDQUOT:
+        return f"your quota on the disk that holds {place} is used up; delete something or ask for more"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{error.strerror} in {place}; the folder must be writable for this user"
+    return f"{error.strerror or error} in {place}"
 
 
 def _file_store(root: Path, text: str) -> Store:

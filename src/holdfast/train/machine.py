@@ -14,7 +14,9 @@ from holdfast.journal import facts as f
 
 GROUP = "train"
 FINISHED, FAILED, STOPPED, LIVE = "FINISHED", "FAILED", "STOPPED", ""
-RETRY = "retry"
+RETRY, LINGER = "retry", "linger"
+LINGER_S = 10.0
+"""How long processes may take to end after every rank's function has returned."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -50,8 +52,10 @@ class TrainState(msgspec.Struct):
     startup_failures: int = 0
     startup_error: str = ""
     waiting: bool = False
+    lingering: bool = False
+    unranked: bool = False
+    """There are checkpoints that retention has not looked at."""
     stop_reason: str = ""
-    retiring: tuple[str, ...] = ()
     return_value: msgspec.Raw = f.NOTHING
 
 
@@ -78,11 +82,13 @@ class TrainMachine:
             state.checkpoints[change.index] = Checkpoint(
                 change.index, change.directory, change.attempt, change.call, change.metrics
             )
+            state.unranked = True
         elif isinstance(change, f.CheckpointDamaged):
             state.checkpoints[change.index].damaged = True
         elif isinstance(change, f.CheckpointsRetired):
             for index in change.indices:
                 state.checkpoints.pop(index, None)
+            state.unranked = False
         elif isinstance(change, f.AttemptRunning):
             state.startup_failures, state.startup_error = 0, ""
         elif isinstance(change, f.AttemptEnded):
@@ -93,6 +99,12 @@ class TrainMachine:
             state.status, state.reason, state.return_value = change.status, change.reason, change.return_value
         elif isinstance(change, v.Waiting):
             state.waiting = change.waiting
+        elif isinstance(change, f.AttemptStarted):
+            state.lingering = False
+        elif isinstance(change, v.Lingering):
+            state.lingering = True
+        elif isinstance(change, v.Ranked):
+            state.unranked = False
         elif isinstance(change, v.StopNoted):
             state.stop_reason = change.reason
 
@@ -106,13 +118,20 @@ class TrainMachine:
             return group.observe(state.group, event)
         if isinstance(event, v.NodeLost):
             return group.lose_node(state.group, event)
-        if isinstance(event, v.DelayPassed) and event.name == RETRY and state.waiting:
-            return v.Decision((v.Waiting(group=GROUP, waiting=False),))
+        if isinstance(event, v.DelayPassed):
+            return self._delay_passed(state, event)
         if isinstance(event, v.StopAsked) and not state.stop_reason:
             return v.Decision((v.StopNoted(group=GROUP, reason=event.reason),))
         if isinstance(event, v.DirectoriesFound):
             committed = {checkpoint.directory for checkpoint in state.checkpoints.values()}
             return v.Decision((), _sweep(tuple(name for name in event.directories if name not in committed)))
+        return v.NOTHING
+
+    def _delay_passed(self, state: TrainState, event: v.DelayPassed) -> v.Decision:
+        if event.name == RETRY and state.waiting:
+            return v.Decision((v.Waiting(group=GROUP, waiting=False),))
+        if event.name == f"{LINGER} {state.group.attempt}" and state.group.phase == group.RUNNING:
+            return _kill(state)
         return v.NOTHING
 
     def _settle(self, state: TrainState, at: float) -> v.Decision:
@@ -123,12 +142,15 @@ class TrainMachine:
         if state.group.phase == group.IDLE:
             return self._next_attempt(state, at)
         if state.stop_reason and state.group.phase != group.ENDING:
-            kill = v.KillGroup(group=GROUP, attempt=state.group.attempt)
-            return v.Decision((v.Ending(group=GROUP),), (kill,))
+            return _kill(state)
         if group.over(state.group):
             return self._end(state, at)
-        retired = self._retire(state, at)
-        return retired or group.settle(state.group, at)
+        if state.group.returned == state.group.world_size and not state.lingering:
+            patience = v.Wait(name=f"{LINGER} {state.group.attempt}", seconds=LINGER_S)
+            return v.Decision((v.Lingering(group=GROUP),), (patience,))
+        if state.unranked:
+            return self._retire(state, at)
+        return group.settle(state.group, at)
 
     def _next_attempt(self, state: TrainState, at: float) -> v.Decision:
         if state.stop_reason:
@@ -198,12 +220,10 @@ class TrainMachine:
 
     def _retire(self, state: TrainState, at: float) -> v.Decision:
         policy = self.settings.retention
-        if policy.num_to_keep is None or len(state.checkpoints) <= policy.num_to_keep:
-            return v.NOTHING
         kept = [retention.Kept(c.index, not c.damaged, c.metrics) for c in state.checkpoints.values()]
         indices = retention.retire(kept, policy)
         if not indices:
-            return v.NOTHING
+            return v.Decision((v.Ranked(group=GROUP),))
         directories = tuple(state.checkpoints[index].directory for index in indices)
         return v.Decision(
             (f.CheckpointsRetired(at=at, group=GROUP, indices=indices),),
@@ -228,6 +248,9 @@ def _open(state: TrainState, change: f.RunOpened) -> None:
         state.status, state.reason = LIVE, ""
     if change.fresh_budget:
         state.charged = {}
+        if newest(state) is None:  # somebody may have restored one: each is looked at again
+            for checkpoint in state.checkpoints.values():
+                checkpoint.damaged = False
 
 
 def _damage(state: TrainState, roots: tuple[f.RankFailure, ...], at: float) -> tuple[f.Fact, ...]:
@@ -244,6 +267,10 @@ def _is_sound(state: TrainState, index: int) -> bool:
 
 def _startup_error(failure: f.RankFailure) -> str:
     return f"{failure.error}: {failure.message}" if failure.error else ""
+
+
+def _kill(state: TrainState) -> v.Decision:
+    return v.Decision((v.Ending(group=GROUP),), (v.KillGroup(group=GROUP, attempt=state.group.attempt),))
 
 
 def _sweep(directories: tuple[str, ...]) -> tuple[v.Command, ...]:

@@ -5,6 +5,7 @@ that their zygote needs.
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import os
 import sys
@@ -40,6 +41,8 @@ def check_function(function: object) -> Callable[..., Any]:
 
 def name_of(function: Callable[..., Any]) -> str:
     """``module:qualname``, by which a run knows its function again."""
+    while isinstance(function, functools.partial):
+        function = function.func
     owner = function if hasattr(function, "__qualname__") else type(function)
     return f"{owner.__module__}:{owner.__qualname__}"
 
@@ -107,6 +110,10 @@ def _culprit(function: Callable[..., Any], config: Mapping[str, Any] | None) -> 
 def _candidates(function: Callable[..., Any], config: Mapping[str, Any] | None) -> Iterator[tuple[str, object]]:
     for key, value in (config or {}).items():
         yield f"train_loop_config[{key!r}]", value
+    while isinstance(function, functools.partial):
+        for name, value in (*enumerate(function.args, 1), *function.keywords.items()):
+            yield f"argument {name} of the functools.partial of {name_of(function)}", value
+        function = function.func
     plain = inspect.unwrap(function)
     if not isinstance(plain, types.FunctionType):
         return

@@ -97,12 +97,12 @@ class Run:
     async def _fit(self) -> Result:
         """Take the run to its end."""
         self._task = asyncio.current_task()
+        earlier = await self._driver.run(_look, self._store)
+        self._check_same_run(earlier)
+        if earlier.status == machine.FINISHED and earlier.opened[-1].fingerprint == self._ask.fingerprint:
+            return self._finished_before(earlier)
         warm = asyncio.ensure_future(self._warm_up())
         try:
-            earlier = await self._driver.run(_look, self._store)
-            self._check_same_run(earlier)
-            if earlier.status == machine.FINISHED and earlier.opened[-1].fingerprint == self._ask.fingerprint:
-                return self._finished_before(earlier)
             recovered = await self._open()
             return await self._drive(recovered, earlier)
         finally:
@@ -118,6 +118,7 @@ class Run:
 
     async def _stop(self, reason: str) -> None:
         self._stop_reason = reason
+        say(f"stopping ({reason}); press Ctrl-C again to end at once")
         if self._controller is not None:
             self._controller.post(StopAsked(at=time.time(), reason=reason))
 
@@ -126,7 +127,7 @@ class Run:
             self._task.cancel()
 
     async def _warm_up(self) -> None:
-        """Have the agents start while the journal is read; what goes wrong here is met again, and told, later."""
+        """Have the agents start while the journal is opened; what goes wrong here is met again, and told, later."""
         with contextlib.suppress(HoldfastError):
             await self._driver.engine.reserve(self._ask.gang)
 
@@ -262,6 +263,11 @@ class Run:
 def _checked_store(ask: Ask) -> Store:
     """The run's own store, once it is certain that it can be written."""
     parent = open_store(ask.storage_path)
+    folder = parent.local_path(ask.name)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise ConfigurationError(
+            f"RunConfig(name={ask.name!r}): the run's folder cannot be made, for {folder} is a file. Use another name."
+        )
     try:
         parent.check_writable()
     except StorageError as error:

@@ -56,6 +56,10 @@ class Channel:
             self._writer.close()
         return "its connection ended"
 
+    def hang_up(self) -> None:
+        """Close without waiting; ``listen`` then ends at both ends."""
+        self._writer.transport.abort()
+
     async def close(self) -> None:
         self._writer.close()
         with contextlib.suppress(OSError):

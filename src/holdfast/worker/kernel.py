@@ -61,13 +61,13 @@ def children() -> list[int]:
     try:
         for task in os.listdir("/proc/self/task"):
             found += map(int, _read(f"/proc/self/task/{task}/children").split())
-    except FileNotFoundError:
+    except OSError:  # a kernel without that file, or a thread that ended meanwhile
         return _children_by_scan(os.getpid())
     return found
 
 
 def _children_by_scan(parent: int) -> list[int]:
-    """For kernels built without the file that lists children."""
+    """By the parent that every process names: slower, and there on every kernel."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(name) == parent]
 
 
@@ -91,6 +91,15 @@ def _read(path: str) -> bytes:
         os.close(fd)
 
 
+def kill(pidfd: int) -> None:
+    """SIGKILL for the process behind this pidfd, if there is one."""
+    try:
+        if pidfd >= 0:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:  # it has just ended, or it runs as another user and cannot be helped
+        pass
+
+
 def kill_child(pid: int) -> int | None:
     """SIGKILL for a child of ours. Returns its pidfd, which the caller closes; None when it is no child of ours."""
     try:
@@ -98,10 +107,7 @@ def kill_child(pid: int) -> int | None:
     except OSError:
         return None
     if _parent(pid) == os.getpid():
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except OSError:  # it has just ended, or it runs as another user and cannot be helped
-            pass
+        kill(pidfd)
         return pidfd
     os.close(pidfd)
     return None

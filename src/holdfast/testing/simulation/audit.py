@@ -55,6 +55,8 @@ def _charges(facts: tuple[f.RunFact, ...], limits: Mapping[str, int], injected: 
     for fact in facts:
         if isinstance(fact, f.RunOpened) and fact.fresh_budget:
             counts = {}
+        if isinstance(fact, f.RunEnded):
+            yield from _given_up(fact, counts, limits)
         if not isinstance(fact, f.AttemptEnded):
             continue
         allowed = injected.charges.get(fact.attempt, set())
@@ -66,6 +68,12 @@ def _charges(facts: tuple[f.RunFact, ...], limits: Mapping[str, int], injected: 
                 yield f"8 budgets: {counts[fact.charge]} charges to {fact.charge}={limits[fact.charge]}"
         if fact.outcome == "failed":
             yield from _root(fact, injected)
+
+
+def _given_up(fact: f.RunEnded, counts: Mapping[str, int], limits: Mapping[str, int]) -> Iterator[str]:
+    budget = fact.reason.partition("=")[0]
+    if budget in limits and counts.get(budget, 0) <= limits[budget]:
+        yield f"8 budgets: the run gave up after {counts.get(budget, 0)} charges: {fact.reason}"
 
 
 def _root(fact: f.AttemptEnded, injected: Injected) -> Iterator[str]:

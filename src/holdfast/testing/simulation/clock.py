@@ -108,22 +108,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
         errors: list[BaseException] = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # what a task was about to start was never awaited
-            self._take_down_tasks(errors)
+            asyncio._set_running_loop(self)  # what runs in ``finally`` blocks must not make a loop of its own
+            try:
+                while self._tasks:
+                    self._take_down_task(self._tasks.pop(), errors)
+            finally:
+                asyncio._set_running_loop(None)
         self._timers.clear()
         self._ready.clear()
         self.close()
         return errors
 
-    def _take_down_tasks(self, errors: list[BaseException]) -> None:
-        for task in self._tasks:
-            if task.done():
-                if getattr(task, "_log_traceback", False):
-                    error = task.exception()
-                    errors.extend([error] if error is not None else [])
-                continue
+    def _take_down_task(self, task: asyncio.Task[Any], errors: list[BaseException]) -> None:
+        if not task.done():
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             _take_down(task.get_coro())
-        self._tasks.clear()
+        elif getattr(task, "_log_traceback", False):
+            error = task.exception()
+            errors.extend([error] if error is not None else [])
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any

@@ -124,7 +124,7 @@ class Driver:
         world = self.world
         world.note("driver failed", self.process.name, type(error).__name__, str(error))
         if isinstance(error, RunIsLiveError):
-            deserved = any(other is not self for other in world.living())
+            deserved = self.met_a_live_one
         elif isinstance(error, FencedError):
             deserved = world.drivers[-1] is not self
         elif isinstance(error, JournalError | StorageError):

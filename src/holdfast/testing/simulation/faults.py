@@ -137,15 +137,16 @@ def _lose_power(world: World) -> None:
     world.launch_later()
 
 
-def _stop_driver(world: World) -> None:
-    """SIGSTOP; somebody takes the run over; SIGCONT."""
+def _displace_driver(world: World) -> None:
+    """SIGSTOP; somebody takes the run over; SIGCONT. Or the driver is displaced while it is at work."""
     living = world.living()
     if len(living) != 1 or living[0].log is None:
         return
     stopped = living[0]
     inside = stopped.process in world.calls_under_way()
-    world.loop.freeze(stopped.process)
-    world.loop.call_at(world.loop.now + world.delay(1.0), world.loop.thaw, stopped.process, context=world.outside)
+    if world.chance.random() < 0.7:
+        world.loop.freeze(stopped.process)
+        world.loop.call_at(world.loop.now + world.delay(1.0), world.loop.thaw, stopped.process, context=world.outside)
     newcomer = world.launch(take_over=True)
     if inside:
         world.execute(newcomer.opening)
@@ -159,7 +160,7 @@ def _start_second(world: World) -> None:
 def _damage(world: World) -> None:
     """Spoil a committed checkpoint, and mostly give somebody a reason to read it."""
     history = world.truth.history()
-    kept = sorted(set(history.committed) - history.retired - world.truth.damaged)
+    kept = sorted(set(history.committed) - history.retired - set(world.truth.damaged))
     if not kept:
         return
     chance = world.chance
@@ -173,7 +174,7 @@ def _damage(world: World) -> None:
     data = world.store.visible(key) or b""
     place = chance.randrange(len(data)) if data else 0
     flipped = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :] if data else b"?"
-    world.truth.damaged.add(index)
+    world.truth.damaged[index] = world.loop.now
     world.injected.whole.add(DAMAGE)
     world.store.spoil(key, chance.choice((flipped, None, data[:place])))
     world.note("damaged", key)
@@ -188,11 +189,11 @@ def _fail_calls(world: World) -> None:
 
 def _fail_store(world: World, seconds: float) -> None:
     world.injected.whole.add(STORAGE)
-    world.failing_until = world.loop.now + world.delay(seconds)
+    world.failing_until = world.loop.now + seconds * world.chance.random()
 
 
 def _slow_store(world: World) -> None:
-    world.slow_until = world.loop.now + world.delay(3.0)
+    world.slow_until = world.loop.now + 3.0 * world.chance.random()
 
 
 def _ask_to_stop(world: World) -> None:
@@ -215,12 +216,12 @@ _CAUSES: dict[str, Callable[[World], None]] = {
     "no room": _refuse_place,
     "driver killed": _kill_driver,
     "power lost": _lose_power,
-    "driver stopped": _stop_driver,
+    "driver displaced": _displace_driver,
     "second driver": _start_second,
     "checkpoint damaged": _damage,
     "call fails": _fail_calls,
-    "store fails": lambda world: _fail_store(world, 0.5),
-    "store fails for long": lambda world: _fail_store(world, 20.0),
+    "store fails": lambda world: _fail_store(world, 1.0),
+    "store fails for long": lambda world: _fail_store(world, 15.0),
     "store is slow": _slow_store,
     "asked to stop": _ask_to_stop,
 }

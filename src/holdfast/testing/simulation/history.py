@@ -58,6 +58,8 @@ class History(NamedTuple):
     places: dict[int, int]
     """Each commit's place in ``facts``."""
     retired: frozenset[int]
+    damaged: dict[int, int]
+    """The place of the fact that rules a checkpoint out, until a launch after a failure looks at it again."""
     started: dict[int, tuple[int, f.AttemptStarted]]
     """Each attempt's place in ``facts``, and its start."""
 
@@ -123,6 +125,7 @@ def _history(facts: list[f.RunFact], epoch: int) -> History:
     committed: dict[int, f.CheckpointCommitted] = {}
     places: dict[int, int] = {}
     retired: set[int] = set()
+    damaged: dict[int, int] = {}
     started: dict[int, tuple[int, f.AttemptStarted]] = {}
     for place, fact in enumerate(facts):
         if isinstance(fact, f.CheckpointCommitted):
@@ -130,6 +133,10 @@ def _history(facts: list[f.RunFact], epoch: int) -> History:
             places[fact.index] = place
         elif isinstance(fact, f.CheckpointsRetired):
             retired.update(fact.indices)
+        elif isinstance(fact, f.CheckpointDamaged):
+            damaged[fact.index] = place
+        elif isinstance(fact, f.RunOpened) and fact.fresh_budget:
+            damaged.clear()
         elif isinstance(fact, f.AttemptStarted):
             started.setdefault(fact.attempt, (place, fact))
-    return History(tuple(facts), epoch, committed, places, frozenset(retired), started)
+    return History(tuple(facts), epoch, committed, places, frozenset(retired), damaged, started)

@@ -26,7 +26,7 @@ FAULTS = {
     "no room": 2,
     "driver killed": 14,
     "power lost": 8,
-    "driver stopped": 9,
+    "driver displaced": 9,
     "second driver": 2,
     "checkpoint damaged": 9,
     "call fails": 8,
@@ -65,14 +65,18 @@ class Scenario(msgspec.Struct, frozen=True):
 def draw(chance: random.Random) -> Scenario:
     """A scenario for these chances."""
     world_size = chance.choice((1, 2, 2, 3, 4))
+    plan = _plan(chance, world_size)
     store = chance.choice((DISK, DISK, DISK, BUCKET, BUCKET, LAX_BUCKET))
     return Scenario(
         settings=Settings(
             world_size=world_size,
-            limits={MAX_FAILURES: chance.choice((-1, 3, 2, 1, 0)), CONTROLLER_LIMIT: chance.choice((-1, 3, 1))},
+            limits={
+                MAX_FAILURES: chance.choice((2, 0) if plan.conflict else (-1, 3, 2, 1, 0)),
+                CONTROLLER_LIMIT: chance.choice((-1, 3, 1)),
+            },
             retention=_retention(chance),
         ),
-        plan=_plan(chance, world_size),
+        plan=plan,
         nodes=chance.choice((1, 1, 2)),
         store=store,
         repeats=chance.choice((0.0, 0.0, 0.05, 0.2)),
@@ -107,7 +111,7 @@ def _plan(chance: random.Random, world_size: int) -> Plan:
 def _faults(chance: random.Random, store: str) -> tuple[Fault, ...]:
     kinds = dict(FAULTS)
     if store == LAX_BUCKET:
-        del kinds["driver stopped"]  # only the lease keeps two drivers apart there, and the user was told
+        del kinds["driver displaced"], kinds["second driver"]  # only the lease keeps two drivers apart there
     count = chance.choice((0, 1, 1, 2, 2, 3, 3, 4, 6))
     drawn = chance.choices(list(kinds), list(kinds.values()), k=count)
     return tuple(Fault(chance.randrange(1, chance.choice((20, 80, 200))), kind) for kind in drawn)

@@ -18,6 +18,9 @@ from holdfast.errors import StorageError
 from holdfast.storage.store import MANIFEST, Appender, SourceError, Store, entry_of, missing
 from holdfast.wire.messages import FileEntry
 
+LOCAL = "read local"
+"""The operation of reading a worker's own file, as ``Ground`` hears of it."""
+
 
 class Ground(Protocol):
     """What lies under a store: chance, and somebody who watches."""
@@ -294,6 +297,13 @@ class Scratch(MemoryStore):
     """A worker's own folder, seen as a store."""
 
     appends = False
+
+    def read(self, key: str) -> bytes:
+        self._ground.reached(LOCAL, f"{self.uri}/{key}")
+        data = self.visible(key)
+        if data is None:
+            raise missing(self.uri, key)
+        return data
 
     def visible(self, key: str) -> bytes | None:
         return self._ground.files.get(f"{self.uri}/{key}")

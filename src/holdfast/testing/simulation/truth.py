@@ -35,12 +35,14 @@ class Truth:
         self._world = world
         self._store = store
         self._reader = Reader(store)
-        self.damaged: set[int] = set()
-        """Checkpoints that were damaged on purpose."""
+        self.damaged: dict[int, float] = {}
+        """Checkpoints that were damaged on purpose, and when."""
         self.told: set[int] = set()
         """Checkpoints whose commit some worker was told of."""
         self._uploads: dict[str, tuple[int, int, int]] = {}
         self._highest: dict[int, int] = {}
+        self._late: set[str] = set()
+        """Manifests that a displaced driver still wrote, where its successor may have swept: they count for nothing."""
         self._confirmed = 0
 
     def history(self) -> History:
@@ -50,14 +52,17 @@ class Truth:
         """Every manifest that survived must have all of its files."""
         self._reader.changed()
         for key in self._store.names():
-            if key.endswith("/" + MANIFEST):
+            if key.endswith("/" + MANIFEST) and key not in self._late:
                 self._check_manifest(key)
 
     def wrote(self, key: str, writer: Process | None) -> None:
         if key.startswith("journal/"):
             self._reader.changed()
-        elif key.endswith("/" + MANIFEST) and (writer is None or writer.epoch >= self.history().epoch):
-            self._check_manifest(key)
+        elif key.endswith("/" + MANIFEST):
+            if writer is not None and writer.epoch < self.history().epoch:
+                self._late.add(key)
+            else:
+                self._check_manifest(key)
 
     def deletes(self, key: str, process: Process | None) -> None:
         match = _DIRECTORY.fullmatch(key)
@@ -110,16 +115,20 @@ class Truth:
 
     def _check_resume(self, history: History, place: int, attempt: int, resume: int | None) -> None:
         before = {index for index, found in history.places.items() if found < place}
-        needed = max((before & self.told) - self.damaged, default=-1)
+        needed = max((before & self.told) - set(self.damaged) - history.retired, default=-1)
         if (-1 if resume is None else resume) < needed:
             self._world.violate(
                 "1 committed is forever", f"attempt {attempt} starts from {resume} and {needed} was committed and told"
             )
+        if resume is not None and history.damaged.get(resume, place) < place:
+            self._world.violate("2 manifest", f"attempt {attempt} starts from {resume}, which was found damaged before")
         if resume is None and before:
             self._world.violate("2 manifest", f"attempt {attempt} starts afresh though {sorted(before)} were committed")
         lost = self.told - set(history.committed)
         if lost:
-            self._world.violate("1 committed is forever", f"{sorted(lost)} were told and are not in the durable journal")
+            self._world.violate(
+                "1 committed is forever", f"{sorted(lost)} were told and are not in the durable journal"
+            )
 
     def loaded(self, worker: PlayedWorker, checkpoint: m.CheckpointRef) -> int:
         """A worker reads a checkpoint that its agent has verified; the step that it holds."""
@@ -129,9 +138,23 @@ class Truth:
             self._world.violate("2 manifest", f"{worker.process} was given {checkpoint}, which was never committed")
             return 0
         step: int = msgspec.json.decode(fact.metrics)["step"]
-        if checkpoint.index not in self.damaged and checkpoint.index not in history.retired:
+        if checkpoint.index in self.damaged:
+            self._check_was_whole(worker, checkpoint, step)
+        elif checkpoint.index not in history.retired:
             self._check_manifest(f"{checkpoint.directory}/{MANIFEST}")
         return step
+
+    def _check_was_whole(self, worker: PlayedWorker, checkpoint: m.CheckpointRef, step: int) -> None:
+        """It was damaged on purpose; if that was before the attempt began, nobody may get it."""
+        _, start = self.history().started[worker.key[1]]
+        if self.damaged[checkpoint.index] >= start.at:
+            return
+        directory = checkpoint.directory
+        expected = self._world.plan.files(step)
+        found = {name: self._store.visible(f"{directory}/{name}") for name in expected}
+        sealed = self._store.visible(f"{directory}/{MANIFEST}")
+        if found != expected or sealed is None or unseal(sealed) is None:
+            self._world.violate("2 manifest", f"{worker.process} was given {directory}, which is damaged")
 
     def confirmed(self, position: int) -> None:
         """A log told its driver that everything up to here is durable and its own."""
@@ -154,7 +177,9 @@ class Truth:
         ours, theirs = _remembered(folded), _remembered(state)
         if ours != theirs:
             different = [f"{name}: {ours[name]} / {theirs[name]}" for name in ours if ours[name] != theirs[name]]
-            self._world.violate("replay", f"the journal folds to another state than {whose} has: {'; '.join(different)}")
+            self._world.violate(
+                "replay", f"the journal folds to another state than {whose} has: {'; '.join(different)}"
+            )
 
     def _check_manifest(self, key: str) -> None:
         """There is a manifest, durably, and every file that it names is durably what the workers wrote."""

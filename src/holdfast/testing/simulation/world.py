@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.control.failures import MAX_FAILURES
 from holdfast.errors import StorageError
 from holdfast.storage.store import Store
 from holdfast.testing.simulation import faults
@@ -21,7 +22,7 @@ from holdfast.testing.simulation.audit import STORAGE, Injected, audit
 from holdfast.testing.simulation.clock import RUNNING, Process, VirtualLoop
 from holdfast.testing.simulation.driving import Driver
 from holdfast.testing.simulation.scenario import BUCKET, DISK, LAX_BUCKET, Scenario, draw
-from holdfast.testing.simulation.stores import Bucket, Disk, Scratch
+from holdfast.testing.simulation.stores import LOCAL, Bucket, Disk, Scratch
 from holdfast.testing.simulation.truth import Truth
 from holdfast.testing.simulation.workers import PlayedWorker
 from holdfast.train.machine import FINISHED, LIVE, TrainState
@@ -207,7 +208,9 @@ class World:
             raise Died
         if self._fails():
             self.note("fails", made.process.name, operation, _plain(key))
-            raise StorageError(f"injected: cannot {operation} {key!r}")
+            if operation == LOCAL:
+                self.charge(int(key.split("/")[2]), MAX_FAILURES)
+            raise StorageError(f"injected: cannot {operation} {_plain(key)!r}")
 
     def left(self, operation: str, key: str) -> None:
         made = self._stack[-1]
@@ -218,7 +221,7 @@ class World:
             raise Died
         if operation in ("put", "create", "append") and self.chance.random() < 0.3 and self._fails():
             self.note("answer lost", made.process.name, operation, _plain(key))
-            raise StorageError(f"injected: the answer to {operation} {key!r} was lost")
+            raise StorageError(f"injected: the answer to {operation} {_plain(key)!r} was lost")
 
     def wrote(self, key: str) -> None:
         made = self._stack[-1]
@@ -277,7 +280,7 @@ class World:
     def born(self, worker: PlayedWorker) -> None:
         """A worker was started."""
         if self.plan.conflict:
-            self.charge(worker.key[1], "max_failures")
+            self.charge(worker.key[1], MAX_FAILURES)
         if self.dooms:
             faults.doom_newborn(self, worker, self.dooms.popleft())
 
@@ -301,7 +304,9 @@ class World:
         return driver
 
     def launch_later(self) -> None:
-        self.loop.call_at(self.loop.now + 0.1 + self.delay(0.5), self._launch_if_none, context=self.outside)
+        """Somebody starts the script again, less and less eagerly."""
+        patience = 0.1 + self.delay(0.2 * len(self.drivers))
+        self.loop.call_at(self.loop.now + patience, self._launch_if_none, context=self.outside)
 
     def _launch_if_none(self) -> None:
         if not self.living() and self._over is not None and not self._over.done():
@@ -314,7 +319,8 @@ class World:
             if not self.living():
                 self.launch_later()
             return
-        self.truth.compare(driver.machine, state, driver.process.name)
+        if driver.process.epoch == self.truth.history().epoch:
+            self.truth.compare(driver.machine, state, driver.process.name)
         if self.living():
             return
         if state.status != FINISHED and self._relaunches > 0:
