@@ -1,4 +1,4 @@
-"""Holdfast: training jobs, sweeps and workflows that survive the death of anything.
+"""Holdfast: training jobs that survive the death of anything.
 
 ``holdfast.train`` has the names of a training script. ``init`` and ``shutdown`` shape and end the processes that
 runs share; neither has to be called.

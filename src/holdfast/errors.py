@@ -7,6 +7,7 @@
     ├── PicklingError (also TypeError)         a function or value that cannot travel to a worker
     ├── MetricsError (also TypeError)          metrics that JSON cannot hold
     ├── NotInWorkerError (also RuntimeError)   a worker's call made outside a worker
+    ├── ReportError (also RuntimeError)        a report whose checkpoint cannot be committed
     ├── WireError                              a message or handshake that is not ours
     ├── StorageError                           the store refused, after its own retries
     │   ├── MissingError (also KeyError)       nothing lies under that key
@@ -46,6 +47,10 @@ class MetricsError(HoldfastError, TypeError):
 
 class NotInWorkerError(HoldfastError, RuntimeError):
     """A call that belongs inside a training function was made elsewhere."""
+
+
+class ReportError(HoldfastError, RuntimeError):
+    """A report's checkpoint cannot be committed; the message says why."""
 
 
 class WireError(HoldfastError):

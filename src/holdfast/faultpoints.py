@@ -3,9 +3,9 @@
 A place calls ``reach("name", rank=…, call=…)``. A fault is armed with ``arm(name, action, **where)`` in the same
 process, or for every process of a job through the environment variable ``HOLDFAST_FAULTS``, whose text is
 ``name:action[:key=value,…]`` separated by ``;``. Actions: ``kill`` (SIGKILL to the own process), ``exit``, ``raise``,
-``stop`` (SIGSTOP), ``hold`` (say so in the pipe PATH.here and wait for the end of the pipe PATH.go, with ``gate=PATH``),
-or, from Python, any callable. A fault fires once unless ``times`` says otherwise; across processes "once" is kept by
-creating the file named by ``once=PATH``.
+``stop`` (SIGSTOP), ``hold`` (say so in the pipe PATH.here and wait for the end of the pipe PATH.go, with
+``gate=PATH``), or, from Python, any callable. A fault fires once unless ``times`` says otherwise; across processes
+"once" is kept by creating the file named by ``once=PATH``.
 
 This module must never import anything of Holdfast but its errors, and costs one attribute test when nothing is armed.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -110,7 +111,7 @@ def _named_action(name: str, action: str, gate: str) -> Callable[[], None]:
 
     actions: dict[str, Callable[[], None]] = {
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-        "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        "stop": lambda: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP),
         "exit": lambda: os._exit(17),
         "raise": raise_fault,
         "hold": hold,

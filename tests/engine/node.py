@@ -53,9 +53,9 @@ class Tree:
         return pid
 
     def wait_until_empty(self, patience_s: float) -> list[str]:
-        """What is left after that time."""
+        """What is left after that time. Looks twice: a scan can miss a process that is forked meanwhile."""
         deadline = time.monotonic() + patience_s
-        while (left := self.pids()) and time.monotonic() < deadline:
+        while (left := self.pids() or self.pids()) and time.monotonic() < deadline:
             time.sleep(0.002)
         return [describe(pid) for pid in left]
 

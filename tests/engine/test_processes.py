@@ -178,7 +178,7 @@ def test_garbage_on_the_socket_ends_the_worker(node: Node) -> None:
 
 def test_a_worker_is_itself_alone(node: Node) -> None:
     """Its own random numbers, descriptors, process group, signals; on top of the same environment."""
-    environment = Environment(preload=("numpy",), working_directory="/", argv=("script.py", "--fast"))
+    environment = Environment(preload=("numpy.random",), working_directory="/", argv=("script.py", "--fast"))
     assert node.prepare(environment) == ""
     found = []
     for rank in range(3):

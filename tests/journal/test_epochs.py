@@ -220,6 +220,25 @@ def test_of_many_that_take_over_exactly_one_is_left(store: Store) -> None:
         assert sum(1 for _ in read_records(store)) == turn
 
 
+def test_take_over_is_said_about_the_holder_that_was_there(kind: str, quick: Path) -> None:
+    """A newcomer that another one overtakes does not displace that one as well."""
+    root = quick / "run"
+    held = held_by(make_store(kind, root))
+    overtaking: list[Log] = []
+
+    class Overtaken(type(make_store(kind, root))):  # type: ignore[misc]
+        def create(self, key: str, data: bytes) -> bool:
+            if key == "epochs/000002.json":
+                overtaking.append(open_log(make_store(kind, root), this_process(), take_over=True)[0])
+            return bool(super().create(key, data))
+
+    with pytest.raises(RunIsLiveError):
+        open_log(Overtaken(root), this_process(), take_over=True)
+    overtaking[0].confirm()
+    overtaking[0].close()
+    held.close()
+
+
 def race(store: Store, *, take_over: bool) -> tuple[list[Log], list[BaseException]]:
     start = threading.Barrier(6)
     winners: list[Log] = []

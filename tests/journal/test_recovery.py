@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +14,18 @@ from holdfast.errors import JournalError
 from holdfast.journal.epochs import this_process
 from holdfast.journal.log import Log, Snapshot
 from holdfast.journal.open import open_log, read_records
-from holdfast.storage.files import FileStore
+from holdfast.storage.files import FileAppender, FileStore
 from holdfast.storage.store import Store, open_store
 from tests.journal.driver import record
 from tests.journal.stores import make_store
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
 
 
 def write(log: Log, batches: list[int]) -> None:
@@ -158,6 +169,24 @@ def test_a_hole_that_a_power_loss_tore_into_the_last_unsynced_batch_is_a_tail(qu
     assert recovered(store) == records(2)
 
 
+@pytest.mark.parametrize("change", ["lost", "repeated"])
+def test_a_line_that_is_lost_or_repeated_is_seen_by_its_number(quick: Path, change: str) -> None:
+    store = FileStore(quick / "run")
+    log, _ = open_log(store, this_process())
+    write(log, [2, 3])
+    log.close()
+    path = newest_file(quick / "run")
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number in range(1, 6):
+        around = [] if change == "lost" else [lines[number], lines[number]]
+        path.write_bytes(b"".join([*lines[:number], *around, *lines[number + 1 :]]))
+        if number <= 2 and not (change == "repeated" and number == 2):
+            with pytest.raises(JournalError, match=f"damaged at record {number if change == 'lost' else number + 1}"):
+                list(read_records(store))
+        else:
+            assert list(read_records(store)) == records(number if change == "repeated" else number - 1)
+
+
 def test_garbage_behind_the_last_record_is_ignored(quick: Path) -> None:
     store = FileStore(quick / "run")
     for garbage in (b"\0" * 5000, b"\n\n\n", b"0123456789abcdef\t9\t9\t{}\n", b"\xff\xfe", record(9) + b"\n"):
@@ -240,13 +269,53 @@ def test_only_what_is_durable_goes_into_a_snapshot(store: Store) -> None:
     log.close()
 
 
+def test_nothing_is_lost_between_a_thread_that_appends_and_one_that_syncs(store: Store, hasty_threads: None) -> None:
+    log, _ = open_log(store, this_process())
+    done = threading.Event()
+
+    def append() -> None:
+        for number in range(1, 20_001):
+            assert log.append(record(number)) == number
+        done.set()
+
+    appending = threading.Thread(target=append)
+    appending.start()
+    while not done.is_set():
+        assert log.sync() <= log.position
+    appending.join()
+    assert log.sync() == 20_000
+    log.close()
+    assert list(read_records(store)) == records(20_000)
+
+
+def test_what_is_sealed_is_durable_before_the_seal(quick: Path) -> None:
+    calls: list[str] = []
+
+    class Watched(FileStore):
+        def flush(self, key: str) -> None:
+            calls.append(f"flush {key}")
+            super().flush(key)
+
+        def appender(self, key: str) -> FileAppender:
+            calls.append(f"open {key}")
+            return super().appender(key)
+
+    store = Watched(quick / "run")
+    for _ in range(2):
+        log, _ = open_log(store, this_process())
+        write(log, [3])
+        log.close()
+    first, second = "journal/000001-000000000000.log", "journal/000002-000000000003.log"
+    assert calls == [f"open {first}", f"flush {first}", f"open {second}"]
+
+
 def test_a_missing_segment_is_damage_and_said(quick: Path) -> None:
     store = make_store("segments", quick / "run")
     log, _ = open_log(store, this_process())
     write(log, [1, 1, 1])
     log.close()
     store.delete("journal/000000000003.seg")
-    with pytest.raises(JournalError, match=r"000000000003\.seg.*missing"):
+    with pytest.raises(JournalError, match=r"segment .* is missing.*000000000003\.seg"):
         list(read_records(store))
 
 

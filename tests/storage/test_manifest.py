@@ -41,6 +41,22 @@ def test_what_was_written_is_read_and_verified(store: Store, tmp_path: Path) -> 
     verify(store, "checkpoint_000007", found)
 
 
+def test_the_files_are_settled_before_the_manifest_is_written(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Watched(FileStore):
+        def settle(self, prefix: str) -> None:
+            calls.append("settle")
+            super().settle(prefix)
+
+        def put(self, key: str, data: bytes) -> None:
+            calls.append("put")
+            super().put(key, data)
+
+    checkpoint(Watched(tmp_path / "run"), tmp_path)
+    assert calls == ["settle", "put"]
+
+
 def test_without_a_manifest_there_is_no_checkpoint(store: Store, tmp_path: Path) -> None:
     checkpoint(store, tmp_path)
     store.delete(f"checkpoint_000007/{MANIFEST}")

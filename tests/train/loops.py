@@ -307,7 +307,9 @@ def report_rows(config: dict[str, Any]) -> None:
 
 
 def climb_after_rows(config: dict[str, Any]) -> None:
-    """``climb``, with rows that tell their attempt; rank 1 fails only when rank 0 has reported its rows of that step."""
+    """``climb``, with rows that tell their attempt; rank 1 fails only when rank 0 has reported its rows of that
+    step.
+    """
     context = train.get_context()
     rank, attempt = context.get_world_rank(), context.get_attempt()
     step, weight = load(rank)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -61,8 +62,18 @@ def fit(storage: Path, *arguments: Any, **options: Any) -> train.Result:
 def fitting(storage: Path, *arguments: Any, **options: Any) -> Iterator[concurrent.futures.Future[train.Result]]:
     """A run in another thread, while the test does something to it. It has ended when the block does."""
     asked = trainer(storage, *arguments, **options)
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        yield thread.submit(asked.fit)
+    running: concurrent.futures.Future[train.Result] = concurrent.futures.Future()
+
+    def go() -> None:
+        try:
+            running.set_result(asked.fit())
+        except BaseException as error:
+            running.set_exception(error)
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    yield running
+    thread.join()
 
 
 def facts(path: str | Path, kind: type[F] = f.Fact) -> list[F]:  # type: ignore[assignment]
@@ -86,9 +97,7 @@ def roots(path: str | Path) -> list[f.RankFailure]:
 
 def rows(path: str | Path, rank: int) -> list[dict[str, Any]]:
     """Every row that the journal holds of a rank, superseded ones too."""
-    return [
-        row for fact in facts(path, f.RowsReported) if fact.rank == rank for row in json.loads(bytes(fact.rows))
-    ]
+    return [row for fact in facts(path, f.RowsReported) if fact.rank == rank for row in json.loads(bytes(fact.rows))]
 
 
 def directories(path: str | Path) -> list[str]:
@@ -112,8 +121,7 @@ def assert_undisturbed(result: train.Result, *, workers: int, steps: int) -> Non
     assert result.error is None
     assert result.checkpoint is not None
     assert {name: json.loads(text) for name, text in content(result.checkpoint).items()} == {
-        f"rank_{rank}.json": {"step": steps, "weight": loops.undisturbed_weight(rank, steps)}
-        for rank in range(workers)
+        f"rank_{rank}.json": {"step": steps, "weight": loops.undisturbed_weight(rank, steps)} for rank in range(workers)
     }
     counted = [row for row in result.metrics_rows() if "part" not in row]
     assert [row["step"] for row in counted] == list(range(1, steps + 1))

@@ -40,7 +40,10 @@ def takes_two(config: dict[str, Any], more: int) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: train.RunConfig(nme="x"), r"RunConfig has no option 'nme'\. Did you mean 'name'\? Its options are: name"),
+        (
+            lambda: train.RunConfig(nme="x"),
+            r"RunConfig has no option 'nme'\. Did you mean 'name'\? Its options are: name",
+        ),
         (lambda: train.RunConfig(storage="x"), "Did you mean 'storage_path'"),
         (lambda: train.ScalingConfig(workers=2), "ScalingConfig has no option 'workers'.*num_workers"),
         (lambda: train.FailureConfig(max_failure=2), "Did you mean 'max_failures'"),
@@ -73,7 +76,10 @@ def test_an_unknown_option_is_answered_with_the_nearest_valid_one(make: Callable
         (lambda: train.CheckpointConfig(num_to_keep=0), r"num_to_keep=0\).*at least 1, or None for all"),
         (lambda: train.CheckpointConfig(num_to_keep=2.0), r"num_to_keep=2\.0"),
         (lambda: train.CheckpointConfig(checkpoint_score_attribute=""), "checkpoint_score_attribute=''"),
-        (lambda: train.CheckpointConfig(checkpoint_score_order="best"), "checkpoint_score_order='best'.*'max' or 'min'"),
+        (
+            lambda: train.CheckpointConfig(checkpoint_score_order="best"),
+            "checkpoint_score_order='best'.*'max' or 'min'",
+        ),
         (lambda: train.RunConfig(storage_path=""), "storage_path=''"),
         (lambda: train.RunConfig(storage_path=7), "storage_path=7.*a folder or a URI"),
         (lambda: train.RunConfig(failure_config={"max_failures": 1}), "failure_config=.*must be a FailureConfig"),
@@ -238,9 +244,7 @@ def told_by_worker(tmp_path: Path, what: str) -> BaseException:
         ("none", "report takes a dict of metrics"),
     ],
 )
-def test_metrics_that_json_cannot_hold_are_refused_with_the_conversion(
-    what: str, message: str, tmp_path: Path
-) -> None:
+def test_metrics_that_json_cannot_hold_are_refused_with_the_conversion(what: str, message: str, tmp_path: Path) -> None:
     error = told_by_worker(tmp_path, what)
     assert isinstance(error, MetricsError)
     with pytest.raises(MetricsError, match=message):

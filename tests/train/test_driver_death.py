@@ -130,9 +130,7 @@ def test_a_run_that_had_failed_is_tried_again_with_a_fresh_budget(
     assert out.count("(failure 2 of 1 allowed)") == 2
 
 
-def test_a_finished_run_gives_its_result_and_starts_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_gives_its_result_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = {"config": CONFIG, "workers": WORKERS}
     assert runs.drive(tmp_path, **asked).process.returncode == 0
     journal = runs.facts(tmp_path / "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -100,20 +101,18 @@ def test_a_second_fit_finds_the_agents_of_the_first(tmp_path: Path) -> None:
 def test_runs_in_several_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
     faults = [{"at": "working", "step": 2, "ranks": [1], "how": "sigkill", "once": str(tmp_path / "once")}]
 
-    def one(number: int) -> train.Result:
+    def one(number: int) -> contextlib.AbstractContextManager[concurrent.futures.Future[train.Result]]:
         config = {"steps": 4 + number, "faults": faults if number == 0 else []}
-        return runs.fit(tmp_path, config=config, name=f"run{number}", workers=2, max_failures=1)
+        return runs.fitting(tmp_path, config=config, name=f"run{number}", workers=2, max_failures=1)
 
-    with concurrent.futures.ThreadPoolExecutor(3) as threads:
-        results = list(threads.map(one, range(3)))
-    for number, result in enumerate(results):
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(one(number)) for number in range(3)]
+    for number, result in enumerate(run.result() for run in running):
         runs.assert_undisturbed(result, workers=2, steps=4 + number)
         assert runs.charges(result.path) == [MAX_FAILURES] * (number == 0)
 
 
-def test_the_same_run_twice_at_once_in_one_process_is_refused(
-    tmp_path: Path, gate: Callable[..., runs.Gate]
-) -> None:
+def test_the_same_run_twice_at_once_in_one_process_is_refused(tmp_path: Path, gate: Callable[..., runs.Gate]) -> None:
     meeting = gate(0)
     with runs.fitting(tmp_path, config={"steps": 2, "gate": meeting.path}) as running:
         meeting.wait(0)

@@ -135,7 +135,7 @@ def test_the_return_value_is_rank_zeros_and_what_lies_in_storage_is_text(tmp_pat
     assert result.return_value == loops.Gift("rank 0")
     assert train.Result.from_path(result.path).return_value == repr(loops.Gift("rank 0"))
     (ended,) = runs.facts(result.path, f.RunEnded)
-    assert bytes(ended.return_value) == b'"Gift(\'rank 0\')"'
+    assert bytes(ended.return_value) == b"\"Gift('rank 0')\""
 
 
 def test_the_result_of_a_failed_run_holds_its_error(tmp_path: Path) -> None:

@@ -51,9 +51,7 @@ def test_a_run_outlives_a_worker_that_dies_by(how: str, kind: str, message: str,
         assert "Segmentation fault" in Path(result.path, "logs/attempt_1/rank_1.log").read_text()
 
 
-def test_a_run_outlives_a_worker_that_the_kernel_killed_for_its_memory(
-    tmp_path: Path, small_memory_group: str
-) -> None:
+def test_a_run_outlives_a_worker_that_the_kernel_killed_for_its_memory(tmp_path: Path, small_memory_group: str) -> None:
     config = climbing(tmp_path, at="working", step=2, ranks=[1], how="oom") | {"cgroup": small_memory_group}
     result = runs.fit(tmp_path, config=config, workers=2, max_failures=1)
     runs.assert_undisturbed(result, workers=2, steps=STEPS)
@@ -91,9 +89,7 @@ def test_a_worker_may_die_before_its_first_report_and_after_its_last(at: str, ho
 
 @pytest.mark.parametrize("action", ["kill", "raise"])
 @pytest.mark.parametrize("place", ["report.before", "report.declared", "report.after"])
-def test_a_worker_may_die_inside_report(
-    place: str, action: str, tmp_path: Path, arm: Callable[..., None]
-) -> None:
+def test_a_worker_may_die_inside_report(place: str, action: str, tmp_path: Path, arm: Callable[..., None]) -> None:
     arm(place, action, rank=1, call=2)
     result = runs.fit(tmp_path, config={"steps": STEPS}, workers=2, max_failures=1)
     runs.assert_undisturbed(result, workers=2, steps=STEPS)
@@ -194,9 +190,7 @@ def test_the_error_of_a_run_that_gives_up_starts_with_the_roots_own_traceback(tm
     assert isinstance(error, RuntimeError)
 
 
-def test_the_error_holds_every_failed_rank_and_can_be_pickled(
-    tmp_path: Path, gate: Callable[..., runs.Gate]
-) -> None:
+def test_the_error_holds_every_failed_rank_and_can_be_pickled(tmp_path: Path, gate: Callable[..., runs.Gate]) -> None:
     meeting = gate(0, 1, 2)
     config = {"steps": 1, "gate": meeting.path, "faults": [{"at": "end", "how": "exception"}]}
     with runs.fitting(tmp_path, config=config, workers=3) as running:

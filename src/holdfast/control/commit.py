@@ -12,11 +12,14 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.control import vocabulary as v
-from holdfast.journal.facts import CheckpointCommitted, Fact, IndicesReserved
+from holdfast.journal.facts import CheckpointCommitted, Fact, IndicesReserved, RowsReported
 from holdfast.wire.messages import FileEntry
 
 BLOCK = 10
 """How many indices one durable reservation takes; a crash burns what is left of it."""
+
+REACH = 2000
+"""Rank 0 is never this many calls ahead of a rank that may still report."""
 
 WAITING, DIGESTING, UPLOADING, SEALING = "waiting", "digesting", "uploading", "sealing"
 
@@ -36,12 +39,22 @@ class Pending(msgspec.Struct):
     uploaded: dict[int, tuple[FileEntry, ...]] = {}
 
 
+class Rows(msgspec.Struct, frozen=True):
+    """Rank 0's calls from ``first`` to ``last``, as the JSON list of their metrics."""
+
+    first: int
+    last: int
+    rows: msgspec.Raw
+
+
 class Commits(msgspec.Struct):
     """The commits of one attempt that are under way, by call, and the indices that may be used."""
 
     next_index: int = 0
     reserved: int = 0
     pending: dict[int, Pending] = {}
+    ahead: list[Rows] = []
+    """What rank 0 has reported and some rank has not come to yet: it may bring a checkpoint there."""
 
 
 def directory_of(index: int) -> str:
@@ -50,11 +63,13 @@ def directory_of(index: int) -> str:
 
 def apply(commits: Commits, change: object) -> None:
     """Change the commits by one note or fact; what does not concern them is left alone."""
-    if isinstance(change, v.CommitDeclared):
+    if isinstance(change, RowsReported):
+        if change.rank == 0:
+            _keep_rows(commits, Rows(change.first, change.first + change.count - 1, change.rows))
+    elif isinstance(change, v.CommitDeclared):
         pending = commits.pending.setdefault(change.call, Pending(change.call))
         pending.files[change.rank] = change.files
-        if change.rank == 0 or pending.metrics == b"null":
-            pending.metrics = change.metrics
+        pending.metrics = change.metrics if change.rank == 0 else _metrics(commits.ahead, change.call, pending.metrics)
     elif isinstance(change, v.CommitDigesting):
         pending = commits.pending[change.call]
         pending.phase, pending.digesting = DIGESTING, change.ranks
@@ -75,6 +90,20 @@ def apply(commits: Commits, change: object) -> None:
         commits.reserved = max(commits.reserved, change.until)
     elif isinstance(change, CheckpointCommitted):
         commits.pending.pop(change.call, None)
+
+
+def clear(commits: Commits) -> None:
+    """Forget what was under way; the indices stay."""
+    commits.pending, commits.ahead = {}, []
+
+
+def pass_by(commits: Commits, floor: int) -> None:
+    """Every rank that may still report has made ``floor`` calls."""
+    passed = 0
+    while passed < len(commits.ahead) and commits.ahead[passed].last <= floor:
+        passed += 1
+    if passed:
+        del commits.ahead[:passed]
 
 
 def by_index(commits: Commits, index: int) -> Pending | None:
@@ -119,6 +148,21 @@ def committed(pending: Pending, group: str, attempt: int, at: float) -> Checkpoi
         size=sum(entry.size for entry in _flat(pending.uploaded.values())),
         metrics=msgspec.Raw(pending.metrics),
     )
+
+
+def _keep_rows(commits: Commits, rows: Rows) -> None:
+    """Rank 0's metrics stand for a checkpoint, whoever brings it, and whoever comes to it first."""
+    commits.ahead.append(rows)
+    pass_by(commits, rows.last - REACH)
+    for pending in commits.pending.values():
+        pending.metrics = _metrics([rows], pending.call, pending.metrics)
+
+
+def _metrics(ahead: list[Rows], call: int, otherwise: bytes) -> bytes:
+    for rows in ahead:
+        if rows.first <= call <= rows.last:
+            return bytes(msgspec.json.decode(rows.rows, type=list[msgspec.Raw])[call - rows.first])
+    return otherwise
 
 
 def _begin(commits: Commits, pending: Pending, group: str, attempt: int, at: float) -> v.Decision:

@@ -156,7 +156,7 @@ class Dispatcher:
         try:
             nodes = await self._engine.reserve(msgspec.structs.replace(self.job.gang, size=command.world_size))
         except EngineError as error:
-            self._post(v.GroupNotPlaced(**who, reason=str(error)))
+            self._post(v.GroupNotPlaced(**who, reason=f"could not be placed: {error}"))
             return
         if (command.group, command.attempt) in self._called_off:
             self._post(v.GroupNotPlaced(**who, reason="was stopped before it was placed"))

@@ -142,4 +142,5 @@ def exhausted(charge: str, charged: Mapping[str, int], limits: Mapping[str, int]
 
 def backoff_s(failures_in_a_row: int) -> float:
     """How long to wait before the next start after this many start-up failures in a row."""
-    return float(min(0.1 * 2 ** (failures_in_a_row - 1), 10.0))
+    doublings = min(failures_in_a_row - 1, 10)
+    return float(min(0.1 * 2**doublings, 10.0))

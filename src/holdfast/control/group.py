@@ -67,10 +67,10 @@ def apply(group: Group, change: object) -> None:
     elif isinstance(change, f.AttemptEnded):
         group.phase = IDLE
         group.ranks, group.failures = [], []
-        group.commits.pending = {}
+        commit.clear(group.commits)
     elif isinstance(change, f.RunOpened):
         group.commits.next_index = group.commits.reserved
-        group.commits.pending = {}
+        commit.clear(group.commits)
         group.phase = IDLE if group.phase == IDLE else ORPHANED
 
 
@@ -200,7 +200,7 @@ def _begin_attempt(group: Group, change: f.AttemptStarted) -> None:
     group.phase = STARTING
     group.ranks = [Rank() for _ in range(change.world_size)]
     group.failures = []
-    group.commits.pending = {}
+    commit.clear(group.commits)
     group.started = group.returned = group.gone = group.floor = group.floor_told = 0
     group.at_floor = change.world_size
 
@@ -219,6 +219,7 @@ def _raise_floor(group: Group) -> None:
         return
     group.floor = min(rank.calls for rank in group.ranks if not rank.returned)
     group.at_floor = sum(rank.calls == group.floor and not rank.returned for rank in group.ranks)
+    commit.pass_by(group.commits, group.floor - 1)  # the call that has just raised the floor may bring files
 
 
 def _observe_rank(group: Group, event: v.RankEvent, rank: Rank) -> v.Decision:
@@ -258,14 +259,11 @@ def _rows(group: Group, event: v.RowsArrived, rank: Rank) -> v.Decision:
 def _declared(group: Group, event: v.FilesDeclared, rank: Rank) -> v.Decision:
     if event.call != rank.calls + 1:
         return v.NOTHING
-    return v.Decision(
-        (
-            _row_fact(group, event, event.call, 1, event.metrics),
-            v.CommitDeclared(
-                group=group.name, rank=event.rank, call=event.call, metrics=event.metrics, files=event.files
-            ),
-        )
+    declared = v.CommitDeclared(
+        group=group.name, rank=event.rank, call=event.call, metrics=event.metrics, files=event.files
     )
+    # In this order: the row may be the last that is missing, and rank 0's metrics of this call are let go then.
+    return v.Decision((declared, _row_fact(group, event, event.call, 1, event.metrics)))
 
 
 def _row_fact(group: Group, event: v.RankEvent, first: int, count: int, rows: bytes) -> f.RowsReported:

@@ -53,7 +53,7 @@ def _rank(kept: Kept, policy: Policy) -> tuple[bool, float, int]:
         return (kept.sound, 0.0, kept.index)
     value = score(decode_metrics(kept.metrics), policy.score_attribute)
     if value is None:
-        return (False, -math.inf, kept.index)
+        return (kept.sound, -math.inf, kept.index)
     return (kept.sound, value if policy.score_order == "max" else -value, kept.index)
 
 

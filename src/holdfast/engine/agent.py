@@ -326,7 +326,9 @@ async def run_agent(boot: Boot, processes: Processes) -> None:
 
 
 def _fail(channel: Channel, context: dict[str, Any]) -> None:
-    """An error that nobody expected: say it, and end this node rather than leave the controller waiting for an answer."""
+    """An error that nobody expected: say it, and end this node rather than leave the controller waiting for an
+    answer.
+    """
     error = context.get("exception")
     sys.stderr.write(f"holdfast: this node's agent ends: {context['message']}\n")
     if error is not None:

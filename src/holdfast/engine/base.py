@@ -53,6 +53,11 @@ class Engine(ABC):
 
     name: str
 
+    def check(self, gang: Gang) -> None:
+        """EngineError when this gang can never be had here, said before anything starts. Where nodes come and go, any
+        gang may be had one day."""
+        return
+
     @abstractmethod
     async def reserve(self, gang: Gang) -> tuple[Node, ...]:
         """The node of each rank."""

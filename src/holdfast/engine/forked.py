@@ -15,8 +15,7 @@ import itertools
 import os
 import signal
 import socket
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import msgspec
@@ -78,17 +77,19 @@ class _Worker:
 
 
 class ForkedProcesses(Processes):
-    """See the module's docstring. ``pristine`` is the agent's end of the pristine zygote's socket."""
+    """See the module's docstring. ``pristine`` is the agent's end of the pristine zygote's socket, ``entry`` the
+    workers' ``module:qualname``, and ``end_agent`` ends the agent's process, for the reason that it is given."""
 
     _loop: asyncio.AbstractEventLoop
     _listener: Listener
     _pristine: Link
 
-    def __init__(self, pristine: socket.socket, pid: int, entry: str) -> None:
+    def __init__(self, pristine: socket.socket, pid: int, entry: str, end_agent: Callable[[str], NoReturn]) -> None:
         self._pristine_socket = pristine
         self._pristine_pid = pid
         self._pristine_pidfd = os.pidfd_open(pid)
         self._entry = entry
+        self._end_agent = end_agent
         self._numbers = itertools.count()
         self._workers: dict[WorkerKey, _Worker] = {}
         self._zygotes: dict[bytes, _Zygote] = {}  # the one to use for each environment, the last used last
@@ -195,7 +196,7 @@ class ForkedProcesses(Processes):
 
     def _make(self, identity: bytes, environment: Environment, notice: str = "") -> _Zygote:
         if kernel.has_ended(self._pristine_pidfd):
-            _end_agent("its pristine zygote has died, so that no new zygote can be made")
+            self._end_agent("its pristine zygote has died, so that no new zygote can be made")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         zygote = _Zygote(identity, environment, Link(self._loop, ours), notice)
         self._alive.append(zygote)
@@ -437,8 +438,3 @@ def _oom_kills() -> int:
         return 0
     at = text.find(b"\noom_kill ")
     return int(text[at + 10 :].split(None, 1)[0]) if at >= 0 else 0
-
-
-def _end_agent(reason: str) -> NoReturn:
-    sys.stderr.write(f"holdfast: this node's agent ends: {reason}\n")
-    os._exit(os.EX_OSERR)

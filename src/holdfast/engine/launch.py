@@ -99,7 +99,7 @@ def _guard(boot: Boot, driver: int) -> None:
     faultpoints.reach("janitor.ready")
     agent = os.fork()
     if agent == 0:
-        _run_agent(boot, me, driver)
+        _Agent(boot, me, driver).run()
     _wait(driver, os.pidfd_open(agent))
 
 
@@ -143,60 +143,72 @@ def _remove(boot: Boot, driver: int) -> None:
         shutil.rmtree(boot.job_folder, ignore_errors=True)
 
 
-def _run_agent(boot: Boot, janitor: int, driver: int) -> NoReturn:
-    """Be the agent, right after the fork."""
-    code = 1
-    try:
-        kernel.set_name("hf:agent")
-        kernel.become_subreaper()
-        _leave_stdin_to_janitor()
-        os.makedirs(boot.folder, mode=0o700, exist_ok=True)  # here, where there are two to remove it
-        faultpoints.reach("agent.born")
+class _Agent:
+    """The agent's process, from the fork on. ``janitor`` and ``driver`` are pidfds."""
+
+    def __init__(self, boot: Boot, janitor: int, driver: int) -> None:
+        self._boot = boot
+        self._janitor = janitor
+        self._driver = driver
+        self._leaving = threading.Lock()
+
+    def run(self) -> NoReturn:
+        try:
+            kernel.set_name("hf:agent")
+            kernel.become_subreaper()
+            _leave_stdin_to_janitor()
+            os.makedirs(self._boot.folder, mode=0o700, exist_ok=True)  # here, where there are two to remove it
+            faultpoints.reach("agent.born")
+            pristine, pid = self._fork_pristine()
+            threading.Thread(target=self._follow, name="janitor watch", daemon=True).start()
+            self._serve(pristine, pid)
+        except BaseException:  # the janitor's frames lie above; they are not ours to unwind into
+            self._leave(traceback.format_exc())
+        finally:
+            self._leave()
+
+    def _fork_pristine(self) -> tuple[socket.socket, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         me = os.pidfd_open(os.getpid())
-        pristine = os.fork()
-        if pristine == 0:
+        pid = os.fork()
+        if pid == 0:
             ours.close()
-            os.close(janitor)
-            os.close(driver)
-            zygote.run_pristine(theirs, me, os.path.join(boot.folder, "zygotes.log"), boot.worker)
+            os.close(self._janitor)
+            os.close(self._driver)
+            zygote.run_pristine(theirs, me, os.path.join(self._boot.folder, "zygotes.log"), self._boot.worker)
         theirs.close()
         os.close(me)
-        threading.Thread(target=_follow, args=(boot, janitor, driver), name="janitor watch", daemon=True).start()
-        _serve(boot, ours, pristine)
-        code = 0
-    except BaseException:  # the janitor's frames lie above; they are not ours to unwind into
-        traceback.print_exc()
-    finally:
-        _leave(boot, janitor, driver, code)
+        return ours, pid
+
+    def _serve(self, pristine: socket.socket, pid: int) -> None:
+        # After the fork of the pristine zygote, which imports its own part meanwhile.
+        import asyncio
+
+        from holdfast.engine.forked import ForkedProcesses
+
+        processes = ForkedProcesses(pristine, pid, self._boot.worker, self._leave)
+        asyncio.run(process.resolve(self._boot.agent)(self._boot, processes))
+
+    def _follow(self) -> None:
+        """In a thread, so that nothing that the agent's loop does can delay it."""
+        kernel.wait_for_end(self._janitor)
+        self._leave()
+
+    def _leave(self, reason: str = "") -> NoReturn:
+        """End all that is below, then this process; in whichever thread comes first. ``reason`` is for people."""
+        self._leaving.acquire()
+        try:
+            if reason and not kernel.has_ended(self._janitor):
+                sys.stderr.write(f"holdfast: the agent of {self._boot.node} ends: {reason}\n")
+            kernel.end_children()
+            _remove(self._boot, self._driver)
+            if kernel.has_ended(self._driver):
+                kernel.kill(self._janitor)  # it has nothing left to do, and may be stopped
+        finally:
+            os._exit(1 if reason else 0)
 
 
 def _leave_stdin_to_janitor() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-
-
-def _serve(boot: Boot, pristine: socket.socket, pid: int) -> None:
-    # After the fork of the pristine zygote, which imports its own part meanwhile.
-    import asyncio
-
-    from holdfast.engine.forked import ForkedProcesses
-
-    asyncio.run(process.resolve(boot.agent)(boot, ForkedProcesses(pristine, pid, boot.worker)))
-
-
-def _follow(boot: Boot, janitor: int, driver: int) -> None:
-    """In a thread, so that nothing that the agent's loop does can delay it."""
-    kernel.wait_for_end(janitor)
-    _leave(boot, janitor, driver, 1)
-
-
-def _leave(boot: Boot, janitor: int, driver: int, code: int) -> NoReturn:
-    try:
-        kernel.end_children()
-        _remove(boot, driver)
-        if kernel.has_ended(driver):
-            kernel.kill(janitor)  # it has nothing left to do, and may be stopped
-    finally:
-        os._exit(code)

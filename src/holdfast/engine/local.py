@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from holdfast.engine.base import Engine, Gang, Listener, Node
 from holdfast.engine.launch import Boot, spawn_janitor
 from holdfast.errors import ConfigurationError, EngineError
@@ -62,12 +64,16 @@ class LocalEngine(Engine):
             return f"local ({some.cpus:g} cores)"
         return f"local ({len(self._nodes)} nodes of {some.cpus:g} CPUs)"
 
+    def check(self, gang: Gang) -> None:
+        self._fit(gang)
+
     async def reserve(self, gang: Gang) -> tuple[Node, ...]:
         names = self._fit(gang)
         wanted = [self._nodes[name] for name in dict.fromkeys(names)]
         try:
             async with asyncio.timeout(min(gang.timeout_s, START_TIMEOUT_S)):
-                await asyncio.gather(*(self._ensure(node) for node in wanted))
+                while any(node.channel is None for node in wanted):  # one may be lost while another one starts
+                    await asyncio.gather(*(self._ensure(node) for node in wanted))
         except TimeoutError:
             raise EngineError(
                 f"the agents of {', '.join(node.name for node in wanted)} did not start in time"
@@ -208,8 +214,8 @@ class _LocalNode:
     def agent_pid(self) -> int | None:
         if self.janitor is None or self.channel is None:
             return None
-        children = Path(f"/proc/{self.janitor.pid}/task/{self.janitor.pid}/children").read_text().split()
-        return int(children[0]) if children else None
+        children = psutil.Process(self.janitor.pid).children()
+        return children[0].pid if children else None
 
     async def gone(self) -> None:
         """Wait until the node's processes are gone, and make sure that they go."""

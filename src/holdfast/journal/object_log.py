@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from holdfast import faultpoints
 from holdfast.errors import JournalError, MissingError
@@ -138,14 +138,14 @@ def _replay(store: Store, keys: list[str], start: int, segment: int, last: int) 
     position = start
     if segment == 0:
         spans = lineage(store, keys)
-        first = _open(store, 1)[0] if spans and last else None
+        first = _read(store, 1)[0] if spans and last else None
         if first is not None:
             spans[-1] = spans[-1]._replace(through=first.after)
         for record in replay(store, spans, start):
             position += 1
             yield record
-    for number in range(segment + 1, last + 1):
-        opening, records = _open(store, number)
+    for number, data in _segments(store, range(segment + 1, last + 1)):
+        opening, records = _open(store, number, data)
         if opening is not None and opening.after > position:
             raise JournalError(
                 f"the journal in {store.uri} is damaged: records {position + 1} to {opening.after} are missing "
@@ -157,19 +157,22 @@ def _replay(store: Store, keys: list[str], start: int, segment: int, last: int) 
                 yield record
 
 
-def _open(store: Store, number: int) -> tuple[Opening | None, Iterator[tuple[int, bytes]]]:
-    """A segment. One that was cut within its first line has no opening and tells nothing."""
-    key = segment_key(number)
-    name = f"the journal segment {key!r} in {store.uri}"
+def _segments(store: Store, numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+    wanted = list(numbers)
     try:
-        data = store.read(key)
+        yield from zip(wanted, store.read_many([segment_key(number) for number in wanted]), strict=True)
     except MissingError as error:
-        raise JournalError(f"{name} is missing, and later ones are there") from error
+        raise JournalError(f"a segment of the journal is missing: {error}") from error
+
+
+def _open(store: Store, number: int, data: bytes) -> tuple[Opening | None, Iterator[tuple[int, bytes]]]:
+    """A segment. One that was cut within its first line has no opening and tells nothing."""
+    name = f"the journal segment {segment_key(number)!r} in {store.uri}"
     opening = opening_of(data, name)
     return opening, records_in(data, name, opening.after) if opening else iter(())
 
 
 def _read(store: Store, number: int) -> tuple[Opening | None, int]:
     """The opening of a segment, and the position of its last record."""
-    opening, records = _open(store, number)
+    opening, records = _open(store, number, store.read(segment_key(number)))
     return opening, max((position for position, _ in records), default=opening.after if opening else 0)

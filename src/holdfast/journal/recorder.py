@@ -133,7 +133,9 @@ class Recorder:
             self._fail(error)
 
     async def _renew_once(self) -> None:
-        """A store that refuses now may recover before the lease is over; a log that has failed says so at its next sync."""
+        """A store that refuses now may recover before the lease is over; a log that has failed says so at its next
+        sync.
+        """
         try:
             await self._in_turn(self.log.renew)
         except FencedError:
@@ -147,7 +149,9 @@ class Recorder:
             self._on_error(error)
 
     async def _in_turn(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """One call at a time. Shielded: whoever waits may be cancelled, the call in its thread goes on until it ends."""
+        """One call at a time. Shielded: whoever waits may be cancelled, the call in its thread goes on until it
+        ends.
+        """
         turn = asyncio.get_running_loop().create_task(self._take_turn(call, *arguments))
         turn.add_done_callback(_heard)
         return await asyncio.shield(turn)

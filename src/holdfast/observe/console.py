@@ -64,8 +64,8 @@ class Console:
         if isinstance(change, f.AttemptEnded) and change.failures:
             self._tell_failure()
             self._charged = dict(self._history.charged)
-            self._untold = self._history.attempts[change.attempt]
-            self._later(PATIENCE_S, self._tell_failure)
+            attempt = self._untold = self._history.attempts[change.attempt]
+            self._later(PATIENCE_S, lambda: self._tell_failure() if self._untold is attempt else None)
         elif isinstance(change, f.AttemptRunning):
             self._tell_failure(recovered_at=change.at)
         elif isinstance(change, f.CheckpointDamaged):

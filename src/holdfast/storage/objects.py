@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 _CHUNK = 5 << 20
 """Bytes per part of a multipart upload: the smallest that S3 takes."""
+
+_READERS = 32
+"""How many small objects are read at a time: each takes a round trip, and a long journal has thousands."""
 
 _memories: dict[str, Any] = {}
 
@@ -72,6 +76,14 @@ class ObjectStore(Store):
 
         with self._told(key, "read"):
             return obstore.get(self._bucket, self._path(key)).bytes().to_bytes()
+
+    def read_many(self, keys: list[str]) -> Iterator[bytes]:
+        if len(keys) <= 1:
+            yield from map(self.read, keys)
+            return
+        with ThreadPoolExecutor(min(_READERS, len(keys)), "holdfast-read") as threads:
+            for at in range(0, len(keys), _READERS):
+                yield from threads.map(self.read, keys[at : at + _READERS])
 
     def head(self, key: str, length: int) -> bytes:
         import obstore

@@ -27,6 +27,7 @@ from holdfast.testing.simulation.world import World
 
 CHUNK = 50
 LAST_LINES = 40
+MOST_TOLD = 10
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -88,7 +89,8 @@ def survey_all(start: int, seeds: int, workers: int) -> Iterator[tuple[int, int,
     if workers == 1:
         yield from map(survey, chunks)
         return
-    pool = multiprocessing.get_context("spawn").Pool(workers)
+    # Forked, before there is any thread here: nothing is imported again, and no helper process stays behind.
+    pool = multiprocessing.get_context("fork").Pool(workers)
     try:
         yield from pool.imap_unordered(survey, chunks)
         pool.close()
@@ -99,7 +101,9 @@ def survey_all(start: int, seeds: int, workers: int) -> Iterator[tuple[int, int,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m holdfast.testing.simulate", description="Look for broken promises.")
+    parser = argparse.ArgumentParser(
+        prog="python -m holdfast.testing.simulate", description="Look for broken promises."
+    )
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to live through (%(default)s)")
     parser.add_argument("--start", type=int, default=0, help="the first of them (%(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="over how many processes (%(default)s)")
@@ -139,13 +143,13 @@ def _many(start: int, seeds: int, workers: int) -> int:
     told = 0.0
     for count, more, found in survey_all(start, seeds, workers):
         done, steps = done + count, steps + more
+        for failure in found[: max(0, MOST_TOLD - len(failures))]:
+            _tell(failure)
         failures += found
         if time.monotonic() - told > 2 and done < seeds:
             told = time.monotonic()
             _say(f"{done} of {seeds} seeds, {len(failures)} failed, {done / (told - began):.0f} seeds/s")
     took = time.monotonic() - began
-    for failure in sorted(failures, key=lambda failure: failure.seed)[:10]:
-        _tell(failure)
     _say(f"{done} seeds, {steps} steps, {len(failures)} failed, {took:.1f} s, {done / took:.0f} seeds/s")
     return 1 if failures else 0
 

@@ -37,6 +37,15 @@ class StoreContract(ABC):
         assert store.head("a/b/c", 100) == b"two"
         assert store.exists("a/b/c")
 
+    def test_many_keys_are_read_in_their_order(self) -> None:
+        store = self.make_store()
+        keys = [f"many/{number}" for number in range(70)]
+        for key in keys:
+            store.put(key, key.encode())
+        assert list(store.read_many(keys[::-1])) == [key.encode() for key in reversed(keys)]
+        assert list(store.read_many([])) == []
+        _refused(MissingError, lambda: list(store.read_many([*keys, "gone"])))
+
     def test_nothing_is_a_thing_of_its_own(self) -> None:
         store = self.make_store()
         store.put("empty", b"")

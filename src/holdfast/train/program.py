@@ -127,6 +127,8 @@ def _candidates(function: Callable[..., Any], config: Mapping[str, Any] | None) 
 def _modules_used_by(function: Callable[..., Any]) -> set[str]:
     """Modules that the function names or imports, and the heavy ones that this process has loaded anyway."""
     found = {name for name in _HEAVY if name in sys.modules}
+    if "numpy" in found:
+        found.add("numpy.random")  # numpy loads it late, and reseeding a worker needs it
     plain = inspect.unwrap(function)
     if isinstance(plain, types.FunctionType):
         for name in _names_in(plain.__code__):

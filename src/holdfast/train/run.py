@@ -86,6 +86,7 @@ class Run:
         self._ask = ask
         self._store = _checked_store(ask)
         self._driver = current()
+        self._driver.engine.check(ask.gang)
         self._controller: Controller | None = None
         self._task: asyncio.Task[Any] | None = None
         self._stop_reason = ""
@@ -263,6 +264,11 @@ class Run:
 def _checked_store(ask: Ask) -> Store:
     """The run's own store, once it is certain that it can be written."""
     parent = open_store(ask.storage_path)
+    if not parent.appends:
+        raise ConfigurationError(
+            f"RunConfig(storage_path={ask.storage_path!r}): training in a bucket is not there yet; name a folder, on "
+            "this machine or shared"
+        )
     folder = parent.local_path(ask.name)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise ConfigurationError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import traceback
 from types import TracebackType
 
@@ -28,17 +29,24 @@ def run(stream: socket.socket) -> int:
         faultpoints.reach("worker.begin", rank=begin.context.rank, attempt=begin.context.attempt)
         function, arguments = cloudpickle.loads(begin.program)
     except BaseException as error:
-        session.send(m.Raise(_describe(error, error.__traceback__), False))
-        return 1
+        return _raise(session, error, error.__traceback__, started=False)
     session.send(m.Started(os.getpid()))
     try:
         value = function(*arguments)
     except BaseException as error:
         frames = error.__traceback__.tb_next if error.__traceback__ else None
-        session.send(m.Raise(_describe(error, frames), True))
-        return 1
+        return _raise(session, error, frames, started=True)
     session.send(_returned(value if begin.context.rank == 0 else None))
     return 0
+
+
+def _raise(session: Session, error: BaseException, frames: TracebackType | None, *, started: bool) -> int:
+    """Write the traceback to the worker's own log, then tell of it; the exit code."""
+    info = _describe(error, frames)
+    sys.stderr.write(info.traceback)
+    sys.stderr.flush()
+    session.send(m.Raise(info, started))
+    return 1
 
 
 def _returned(value: object) -> m.Return:

@@ -148,9 +148,9 @@ def _default_signals() -> None:
 def _reseed() -> None:
     """Generators that were made before the fork would draw the same numbers in every worker."""
     random.seed(os.urandom(32))
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and hasattr(numpy, "random"):
-        numpy.random.seed(list(os.urandom(16)))
+    numpy_random = sys.modules.get("numpy.random")  # not as an attribute of numpy, which would import it
+    if numpy_random is not None and hasattr(numpy_random, "seed"):
+        numpy_random.seed(list(os.urandom(16)))
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "manual_seed"):
         torch.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)

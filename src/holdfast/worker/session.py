@@ -14,16 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast import faultpoints
-from holdfast.errors import DamagedError, NotInWorkerError, StorageError
+from holdfast.errors import DamagedError, NotInWorkerError, ReportError
 from holdfast.wire import messages as m
 from holdfast.wire.frames import FrameReader, frame, row_frame
 from holdfast.worker.files import scan
 
 CHUNK = 1 << 16
-
-
-class ReportError(StorageError):
-    """A report's checkpoint cannot be committed."""
 
 
 class Session:

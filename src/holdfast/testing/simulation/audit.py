@@ -134,6 +134,8 @@ def _metrics(facts: tuple[f.RunFact, ...], plan: Plan) -> Iterator[str]:
             world_size = fact.world_size
         elif isinstance(fact, f.CheckpointCommitted):
             commits[fact.index] = fact
+            if [bytes(fact.metrics)] != rows.get(fact.attempt, {}).get(0, [])[fact.call - 1 : fact.call]:
+                yield f"metrics: checkpoint {fact.index} does not have rank 0's, but {bytes(fact.metrics)!r}"
         elif isinstance(fact, f.RowsReported):
             mine = rows.setdefault(fact.attempt, {}).setdefault(fact.rank, [])
             if fact.first != len(mine) + 1:

@@ -33,7 +33,6 @@ class Process:
         self.context = contextvars.copy_context()
         self.context.run(_owner.set, self)
         self.stash: list[asyncio.Handle] = []
-        self.tasks: list[asyncio.Task[Any]] = []
         self.late_calls = 0
         """How many more calls to a store, already on their way, arrive after its death."""
 
@@ -48,11 +47,6 @@ class Process:
 _owner: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", default=None)
 
 
-def owner() -> Process | None:
-    """The process that the running callback belongs to."""
-    return _owner.get()
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
     """See the module's docstring."""
 
@@ -65,7 +59,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._numbers = itertools.count()
         self._ready: deque[asyncio.Handle] = deque()
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks: list[tuple[asyncio.Task[Any], Process | None]] = []
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
         self.set_exception_handler(self._heard_exception)
 
@@ -111,7 +105,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             asyncio._set_running_loop(self)  # what runs in ``finally`` blocks must not make a loop of its own
             try:
                 while self._tasks:
-                    self._take_down_task(self._tasks.pop(), errors)
+                    self._take_down_task(*self._tasks.pop(), errors)
             finally:
                 asyncio._set_running_loop(None)
         self._timers.clear()
@@ -119,19 +113,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.close()
         return errors
 
-    def _take_down_task(self, task: asyncio.Task[Any], errors: list[BaseException]) -> None:
+    def _take_down_task(self, task: asyncio.Task[Any], process: Process | None, errors: list[BaseException]) -> None:
         if not task.done():
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             _take_down(task.get_coro())
         elif getattr(task, "_log_traceback", False):
             error = task.exception()
-            errors.extend([error] if error is not None else [])
+            if error is not None and (process is None or process.alive):
+                errors.append(error)
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
-        self._tasks.append(task)
+        self._tasks.append((task, _owner.get()))
         return task
 
     def _heard_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -142,7 +137,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self.broken is not None:
             raise self.broken
         ready, timers = self._ready, self._timers
-        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not ready:
             if not timers:
@@ -154,7 +149,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if handle._cancelled:  # type: ignore[attr-defined]
+            if handle._cancelled:
                 continue
             process = handle._context.get(_owner)  # type: ignore[attr-defined]
             if process is not None and process.state is not RUNNING:
@@ -162,7 +157,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     process.stash.append(handle)
                 continue
             self.callbacks += 1
-            handle._run()  # type: ignore[attr-defined]
+            handle._run()
             if self.broken is not None:
                 raise self.broken
 

@@ -152,11 +152,16 @@ class SimulatedEngine(Engine):
             listener.agent_said(node.name, message)  # type: ignore[arg-type]
 
     def lose(self, node: SimulatedNode) -> None:
-        """A node goes; its driver hears of it when the connection ends."""
-        node.die()
+        """A node goes, or only the way to it: then its agent goes on for a moment, and nobody hears it any more."""
         self.world.charge(self._attempt(), MAX_FAILURES)
         when = node.up.cut(self.world.delay(0.002))
         self.world.loop.call_at(when, self._tell_loss, node, context=self.process.context)
+        if self.world.chance.random() < 0.6:
+            node.die()
+            return
+        node.lost = True
+        node.down.cut(0.0)
+        self.world.loop.call_at(when + self.world.delay(0.05), node.die, context=self.world.outside)
 
     def _tell_loss(self, node: SimulatedNode) -> None:
         self.world.step("node lost", self.process.name, node.name)

@@ -126,13 +126,19 @@ class Driver:
         if isinstance(error, RunIsLiveError):
             deserved = self.met_a_live_one
         elif isinstance(error, FencedError):
-            deserved = world.drivers[-1] is not self
+            deserved = self._is_displaced()
         elif isinstance(error, JournalError | StorageError):
-            deserved = world.storage_failed() or world.drivers[-1] is not self
+            deserved = world.storage_failed() or self._is_displaced()
         else:
             deserved = False
         if not deserved:
             world.loop.stop_with(error)
+
+    def _is_displaced(self) -> bool:
+        """Whether another driver has claimed the run after this one, or could have while this one opened it."""
+        if self.log is None:
+            return len(self.world.drivers) > 1
+        return self.world.store.visible(f"epochs/{self.log.epoch + 1:06d}.json") is not None
 
     async def _drive(self, recovered: Recovered[TrainState]) -> TrainState:
         if recovered.state.status == FINISHED:

@@ -71,15 +71,10 @@ def _doom_worker(world: World, death: Death) -> None:
 
 
 def _would_be_missed(world: World, worker: PlayedWorker) -> bool:
-    """Whether another rank is going to bring files to the last step that this one does not reach any more."""
+    """Whether another rank is going to bring files to a step that this one does not reach any more."""
     plan = world.plan
     last = plan.steps - plan.steps % plan.period if plan.period else 0
-    return (
-        any(rank != worker.rank for rank in plan.bringers)
-        and last > 0
-        and worker.calls < plan.period
-        and worker.key[1] not in world.injected.charges
-    )
+    return any(rank != worker.rank for rank in plan.bringers) and 0 <= worker.step < last
 
 
 def _live_nodes(world: World) -> list[tuple[Driver, SimulatedNode]]:
@@ -162,6 +157,8 @@ def _damage(world: World) -> None:
     history = world.truth.history()
     kept = sorted(set(history.committed) - history.retired - set(world.truth.damaged))
     if not kept:
+        if world.plan.period and not world.plan.conflict:
+            world.postpone("checkpoint damaged")
         return
     chance = world.chance
     index = kept[-1] if chance.random() < 0.7 else chance.choice(kept)
@@ -182,13 +179,23 @@ def _damage(world: World) -> None:
         cause(world, chance.choice(("worker killed", "driver killed", "node lost", "power lost")))
 
 
+def _damage_snapshot(world: World) -> None:
+    """A snapshot saves time, never truth: nothing may follow from its loss."""
+    snapshots = sorted(key for key in world.store.names() if key.startswith("journal/snapshot-"))
+    if snapshots:
+        data = world.store.visible(snapshots[-1]) or b""
+        world.store.spoil(snapshots[-1], world.chance.choice((None, data[: world.chance.randrange(len(data))])))
+
+
 def _fail_calls(world: World) -> None:
     world.injected.whole.add(STORAGE)
+    world.failing_below = world.chance.choice(("", "", "checkpoint_", "journal/"))
     world.failing_calls += world.chance.randint(1, 3)
 
 
 def _fail_store(world: World, seconds: float) -> None:
     world.injected.whole.add(STORAGE)
+    world.failing_below = world.chance.choice(("", "checkpoint_", "checkpoint_", "journal/"))
     world.failing_until = world.loop.now + seconds * world.chance.random()
 
 
@@ -219,6 +226,7 @@ _CAUSES: dict[str, Callable[[World], None]] = {
     "driver displaced": _displace_driver,
     "second driver": _start_second,
     "checkpoint damaged": _damage,
+    "snapshot damaged": _damage_snapshot,
     "call fails": _fail_calls,
     "store fails": lambda world: _fail_store(world, 1.0),
     "store fails for long": lambda world: _fail_store(world, 15.0),

@@ -7,7 +7,10 @@ disk. It must never measure the cost of playing workers.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
+from collections.abc import Callable
+from typing import Any
 
 from holdfast.control.dispatch import Dispatcher, Job
 from holdfast.control.loop import Controller
@@ -105,9 +108,7 @@ class _Gang:
         )
         dispatcher = Dispatcher(job, controller, self.engine, self.store, _at_once)
         controller.hands = dispatcher
-        controller.remember(
-            RunOpened(at=0.0, epoch=1, host="simulated", pid=1, function="played", fingerprint="")
-        )
+        controller.remember(RunOpened(at=0.0, epoch=1, host="simulated", pid=1, function="played", fingerprint=""))
         controller.settle()
         await self._play()
         await controller.wait()
@@ -117,39 +118,32 @@ class _Gang:
         return state
 
     async def _play(self) -> None:
-        while self.engine.started < self.size:
-            await asyncio.sleep(0.01)
-        await self._everybody("WorkerStarted", lambda who: m.WorkerStarted(*who, 1))
+        await _until(lambda: self.engine.started == self.size)
+        await self._everybody("WorkerStarted", lambda group, attempt, rank: m.WorkerStarted(group, attempt, rank, 1))
         for call in range(1, REPORTS + 1):
             if call % PERIOD:
-                await self._everybody("Rows", lambda who, call=call: m.Rows(*who, call, 1, ROW))  # type: ignore[misc]
+                await self._everybody("Rows", functools.partial(_row, call))
             else:
                 await self._commit(call)
-        await self._everybody("Returned", lambda who: m.Returned(*who, b"null", b""))
-        await self._everybody("Exited", lambda who: m.Exited(*who, 0))
+        await self._everybody("Returned", lambda group, attempt, rank: m.Returned(group, attempt, rank, b"null", b""))
+        await self._everybody("Exited", lambda group, attempt, rank: m.Exited(group, attempt, rank, 0))
 
     async def _commit(self, call: int) -> None:
         self.engine.told = 0
-
-        def declare(who: tuple[str, int, int]) -> m.FromAgent:
-            return m.Declared(*who, call, ROW, (m.FileEntry(f"rank_{who[2]}.bin", 8),))
-
-        await self._everybody("Declared", declare)
-        while len(self.engine.uploads) < self.size:
-            await asyncio.sleep(0.01)
+        await self._everybody("Declared", functools.partial(_declared, call))
+        await _until(lambda: len(self.engine.uploads) == self.size)
         uploads, self.engine.uploads = self.engine.uploads, []
         began = time.perf_counter()
         for upload in uploads:
             files = tuple(m.FileEntry(name, 8, "0" * 16) for name in upload.files)
             self.engine.say(upload.rank, m.Uploaded(upload.group, upload.attempt, upload.rank, upload.index, files))
         self._count("Uploaded", self.size, time.perf_counter() - began)
-        while self.engine.told < self.size:
-            await asyncio.sleep(0.01)
+        await _until(lambda: self.engine.told == self.size)
 
-    async def _everybody(self, name: str, message: object) -> None:
+    async def _everybody(self, name: str, message: Callable[[str, int, int], m.FromAgent]) -> None:
         began = time.perf_counter()
         for rank in range(self.size):
-            self.engine.say(rank, message(("gang/train", 1, rank)))  # type: ignore[operator]
+            self.engine.say(rank, message("gang/train", 1, rank))
         self._count(name, self.size, time.perf_counter() - began)
         await asyncio.sleep(0.2)
 
@@ -158,9 +152,22 @@ class _Gang:
         self.took[name] = (before[0] + events, before[1] + seconds)
 
 
-async def _at_once(call: object, *arguments: object) -> object:
+def _row(call: int, group: str, attempt: int, rank: int) -> m.Rows:
+    return m.Rows(group, attempt, rank, call, 1, ROW)
+
+
+def _declared(call: int, group: str, attempt: int, rank: int) -> m.Declared:
+    return m.Declared(group, attempt, rank, call, ROW, (m.FileEntry(f"rank_{rank}.bin", 8),))
+
+
+async def _until(happened: Callable[[], bool]) -> None:
+    while not happened():  # noqa: ASYNC110  time is virtual: to look again costs nothing
+        await asyncio.sleep(0.01)
+
+
+async def _at_once(call: Callable[..., Any], *arguments: Any) -> Any:
     await asyncio.sleep(0.001)
-    return call(*arguments)  # type: ignore[operator]
+    return call(*arguments)
 
 
 def measure(size: int) -> str:

@@ -29,9 +29,10 @@ FAULTS = {
     "driver displaced": 9,
     "second driver": 2,
     "checkpoint damaged": 9,
+    "snapshot damaged": 3,
     "call fails": 8,
     "store fails": 5,
-    "store fails for long": 1,
+    "store fails for long": 2,
     "store is slow": 3,
     "asked to stop": 2,
 }
@@ -114,4 +115,4 @@ def _faults(chance: random.Random, store: str) -> tuple[Fault, ...]:
         del kinds["driver displaced"], kinds["second driver"]  # only the lease keeps two drivers apart there
     count = chance.choice((0, 1, 1, 2, 2, 3, 3, 4, 6))
     drawn = chance.choices(list(kinds), list(kinds.values()), k=count)
-    return tuple(Fault(chance.randrange(1, chance.choice((20, 80, 200))), kind) for kind in drawn)
+    return tuple(Fault(chance.randrange(1, chance.choice((30, 120, 300))), kind) for kind in drawn)

@@ -137,7 +137,11 @@ class Truth:
         if fact is None:
             self._world.violate("2 manifest", f"{worker.process} was given {checkpoint}, which was never committed")
             return 0
-        step: int = msgspec.json.decode(fact.metrics)["step"]
+        metrics = msgspec.json.decode(fact.metrics)
+        if metrics is None:
+            self._world.violate("metrics", f"checkpoint {checkpoint.index} was committed without rank 0's metrics")
+            return 0
+        step = int(metrics["step"])
         if checkpoint.index in self.damaged:
             self._check_was_whole(worker, checkpoint, step)
         elif checkpoint.index not in history.retired:

@@ -89,6 +89,8 @@ class PlayedWorker:
         self.gone = False
         self.doom: Death | None = None
         self.started = False
+        self.step = -1
+        """The step that it is at or has made; below 0 until it knows where to begin."""
         self.calls = 0
         self.last_delivery = 0.0
         self._frames: FrameReader[m.ToWorker] = FrameReader(m.ToWorker)
@@ -130,16 +132,17 @@ class PlayedWorker:
             if found is None:
                 return
             step = found
+        self.step = step
         while step < world.plan.steps:
             await world.pause(world.plan.pace_s)
             if self.doom is not None:
                 self._end(self.doom)
                 return
-            step += 1
+            self.step = step = step + 1
             if not await self._report(step):
                 return
         self._say(m.Return(b'{"steps":%d}' % step, b""))
-        await world.pause(0.002)
+        await world.pause(0.002 if world.chance.random() < 0.95 else 30.0)
         self.home.ended(self, WorkerExit(0))
 
     async def _dies_young(self) -> bool:
@@ -313,7 +316,8 @@ class PlayedProcesses(Processes):
         self.world.step("reap", worker.process.name)
         self._hear(worker, data)
         self.workers.pop(worker.key, None)
-        assert self._listener is not None and worker.exit is not None
+        assert self._listener is not None
+        assert worker.exit is not None
         self._listener.worker_exited(worker.key, worker.exit)
 
     def _hear(self, worker: PlayedWorker, data: bytes) -> None:

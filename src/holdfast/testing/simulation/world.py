@@ -1,8 +1,8 @@
 """One world, from one seed: a store, drivers one after the other, their nodes and workers, and faults at any step.
 
-Every process is real code on the virtual loop. A blocking call takes effect at a random moment of a random delay; between
-two steps of it another process may get in, its own may die, and what was on its way to the store may still arrive. The
-world decides when faults happen and never how the code under test reacts.
+Every process is real code on the virtual loop. A blocking call takes effect at a random moment of a random delay;
+between two steps of it another process may get in, its own may die, and what was on its way to the store may still
+arrive. The world decides when faults happen and never how the code under test reacts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from holdfast.errors import StorageError
 from holdfast.storage.store import Store
 from holdfast.testing.simulation import faults
 from holdfast.testing.simulation.audit import STORAGE, Injected, audit
-from holdfast.testing.simulation.clock import RUNNING, Process, VirtualLoop
+from holdfast.testing.simulation.clock import RUNNING, Process, Stuck, VirtualLoop
 from holdfast.testing.simulation.driving import Driver
-from holdfast.testing.simulation.scenario import BUCKET, DISK, LAX_BUCKET, Scenario, draw
+from holdfast.testing.simulation.scenario import BUCKET, DISK, LAX_BUCKET, Fault, Scenario, draw
 from holdfast.testing.simulation.stores import LOCAL, Bucket, Disk, Scratch
 from holdfast.testing.simulation.truth import Truth
 from holdfast.testing.simulation.workers import PlayedWorker
@@ -79,6 +79,7 @@ class World:
         self.dooms: deque[str] = deque()
         self.failing_calls = 0
         self.failing_until = -1.0
+        self.failing_below = ""
         self.slow_until = -1.0
         self._next_fault = self.faults[0].gap if self.faults else -1
         self._pending: list[Call] = []
@@ -90,12 +91,16 @@ class World:
         """Live through it; raises what went wrong."""
         self._over = self.loop.create_future()
         self.launch()
+        broken: Exception | None = None
         try:
             self.loop.run_until_complete(self._over)
-        finally:
-            errors = self.loop.forget()
-        if errors:
-            raise errors[0]
+        except Exception as error:
+            broken = error
+        errors = self.loop.forget()
+        if errors and (broken is None or isinstance(broken, Stuck)):
+            raise errors[0]  # what nobody was told of is why nothing went on
+        if broken is not None:
+            raise broken
 
     # Time and chance
 
@@ -124,6 +129,11 @@ class World:
                 self.loop.call_soon(faults.cause, self, fault.kind, context=self.outside)
         if self.steps > MAX_STEPS:
             self.violate("liveness", f"still not over after {MAX_STEPS} steps")
+
+    def postpone(self, kind: str, steps: int = 30) -> None:
+        """A fault found nothing to happen to; it is tried again later."""
+        self.faults.appendleft(Fault(steps, kind))
+        self._next_fault = self.steps + steps
 
     def violate(self, promise: str, text: str) -> None:
         self.note("VIOLATION", promise, text)
@@ -205,8 +215,11 @@ class World:
         if self._pending and self.chance.random() < self.scenario.nesting:
             self._let_in_another(made)
         if self._is_dead(made):
-            raise Died
-        if self._fails():
+            if made.process.late_calls <= 0:
+                raise Died
+            made.process.late_calls -= 1
+            return
+        if self._fails(key):
             self.note("fails", made.process.name, operation, _plain(key))
             if operation == LOCAL:
                 self.charge(int(key.split("/")[2]), MAX_FAILURES)
@@ -219,7 +232,7 @@ class World:
         self.step("stored", made.process.name, operation, _plain(key))
         if self._is_dead(made):
             raise Died
-        if operation in ("put", "create", "append") and self.chance.random() < 0.3 and self._fails():
+        if operation in ("put", "create", "append") and self.chance.random() < 0.3 and self._fails(key):
             self.note("answer lost", made.process.name, operation, _plain(key))
             raise StorageError(f"injected: the answer to {operation} {_plain(key)!r} was lost")
 
@@ -233,7 +246,9 @@ class World:
     def _is_dead(self, made: Call) -> bool:
         return not made.process.alive
 
-    def _fails(self) -> bool:
+    def _fails(self, key: str) -> bool:
+        if not key.startswith(self.failing_below):
+            return False
         if self.loop.now < self.failing_until and self.chance.random() < 0.7:
             return True
         if self.failing_calls > 0:
@@ -257,8 +272,10 @@ class World:
             return
         self.loop.kill(process)
         self.note("killed", process.name)
+        if process in self.calls_under_way():
+            process.late_calls = self.chance.randrange(2)
         for made in [made for made in self._pending if made.process is process]:
-            if self.chance.random() < 0.3:
+            if self.chance.random() < 0.6:
                 process.late_calls = 1
                 late = self.delay(0.5 if self.scenario.store == BUCKET else 0.005)
                 self.loop.call_at(self.loop.now + late, self.execute, made, context=self.outside)
@@ -310,7 +327,7 @@ class World:
 
     def _launch_if_none(self) -> None:
         if not self.living() and self._over is not None and not self._over.done():
-            self.launch(take_over=self.chance.random() < 0.3)
+            self.launch(take_over=self.chance.random() < 0.7)
 
     def driver_ended(self, driver: Driver, state: TrainState | None) -> None:
         """A driver came to its end by itself: with the run's final state, or without."""
