@@ -53,7 +53,7 @@ class Bench:
             "source": str(self.scratch / "source"),
             "ray_temp": str(self.scratch / "ray"),
         }
-        env = os.environ | {
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"} | {
             "BENCH_SIDE": side,
             "PYTHONPATH": str(ROOT),
             MARKER: str(os.getpid()),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +43,15 @@ def nothing_left_behind() -> Iterator[None]:
         report = str(leaked)
         leaked.clean()
         pytest.fail(f"left behind after the test:\n{report}", pytrace=False)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB, to be filled."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    place = tmp_path / "small"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "holdfast-test", place], check=True)
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)

@@ -182,7 +182,7 @@ def test_a_checkpoint_is_acknowledged_after_its_manifest() -> None:
     gang = Gang(2)
     gang.rows(1, 1)
     changes, (upload,) = gang.declare(0, 1)
-    assert isinstance(changes[0], f.RowsReported)
+    assert any(isinstance(change, f.RowsReported) for change in changes)
     assert isinstance(upload, v.UploadFiles)
     _, (manifest,) = gang.post(v.FilesUploaded, rank=0, index=0, files=(FileEntry("a", 1, "x"),))
     assert isinstance(manifest, v.WriteManifest)

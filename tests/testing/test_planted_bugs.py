@@ -216,7 +216,7 @@ PLANTED: dict[Plant, tuple[str, ...]] = {
     damaged_flag_is_ignored: ("2 manifest",),
     all_damaged_means_a_fresh_start: ("2 manifest",),
     checkpoints_are_handed_out_unverified: ("2 manifest",),
-    messages_of_dead_attempts_are_heard: ("8 budgets", "metrics"),
+    messages_of_dead_attempts_are_heard: ("8 budgets", "metrics", "KeyError"),
     sweep_takes_everything: ("4 delete last",),
     retention_gives_up_the_newest: ("4 delete last", "1 committed"),
     counts_are_forgotten_by_a_new_driver: ("8 budgets",),

@@ -142,12 +142,14 @@ class Poison:
 
 def lose_a_peer(config: dict[str, Any]) -> None:
     """Rank 1 is killed with data unread in its socket; rank 0 sees a reset connection and says so before it ends."""
+    announce(Path(config["pids"], str(train.get_context().get_world_rank())))
     if train.get_context().get_world_rank() == 1:
         with socket.create_server(("127.0.0.1", 0)) as server:
             Path(config["port_file"] + ".new").write_text(str(server.getsockname()[1]))
             os.rename(config["port_file"] + ".new", config["port_file"])
             peer, _ = server.accept()
             peer.recv(1, socket.MSG_PEEK)
+            meet(f"{config['gate']}.1")
             os.kill(os.getpid(), signal.SIGKILL)
     while not os.path.exists(config["port_file"]):
         time.sleep(0.001)

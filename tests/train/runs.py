@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 from holdfast import faultpoints, train
@@ -254,3 +256,29 @@ def wait_until(holds: Callable[[], bool]) -> None:
     """Wait for something that nobody announces; the test's own time-out is the limit."""
     while not holds():
         time.sleep(0.005)
+
+
+def wait_for_end(pid: int) -> None:
+    """Wait until this process is dead, whoever's child it is, waited for or not."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        select.select([pidfd], [], [])
+    finally:
+        os.close(pidfd)
+
+
+def lose_a_peer(folder: Path) -> train.WorkerGroupError:
+    """Rank 1 is killed, but rank 0, which it leaves with a reset connection, is the first to be heard of."""
+    gate = Gate(folder / "gate", [1])
+    config = {"port_file": str(folder / "port"), "pids": str(folder), "gate": gate.path}
+    with fitting(folder, loops.lose_a_peer, config, workers=2) as running:
+        zygote = psutil.Process(gate.wait(1)).parent()
+        assert zygote is not None
+        zygote.suspend()  # it is the one who tells of deaths
+        survivor = int((folder / "0").read_text())
+        gate.open(1)
+        wait_for_end(survivor)
+        zygote.resume()
+        error = running.exception()
+    assert isinstance(error, train.WorkerGroupError)
+    return error

@@ -148,7 +148,7 @@ def read_only_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_storage_path_that_cannot_be_written_is_refused(read_only_disk: Path) -> None:
     for path in (read_only_disk, read_only_disk / "deeper" / "down"):
-        with pytest.raises(ConfigurationError, match="cannot be written: .*Read-only file system") as refused:
+        with pytest.raises(ConfigurationError, match=r"cannot be written: .*Read-only file system") as refused:
             runs.fit(path, config={"steps": 1})
         assert f"storage_path='{path}'" in str(refused.value)
         assert "that you may write" in str(refused.value)

@@ -67,9 +67,8 @@ def test_a_run_that_gives_up_says_so_with_its_goodput_and_logs(tmp_path: Path, c
 
 
 def test_consequences_are_counted_and_not_told_one_by_one(tmp_path: Path, capsys: Capture) -> None:
-    with pytest.raises(train.WorkerGroupError):
-        runs.fit(tmp_path, loops.lose_a_peer, {"port_file": str(tmp_path / "port")}, workers=2)
-    out = "\n".join(lines(capsys))
+    runs.lose_a_peer(tmp_path)
+    out = "\n".join(line for line in lines(capsys) if line.startswith("holdfast: "))
     assert "rank 1 was killed by SIGKILL (1 other rank failed as a consequence)" in out
     assert "ConnectionResetError" not in out
 

@@ -101,6 +101,7 @@ class ForkedProcesses(Processes):
     def listen(self, listener: Listener) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
+        self._janitor = os.getppid()
         self._pristine = Link(self._loop, self._pristine_socket)
 
     async def prepare(self, environment: Environment) -> str:
@@ -151,7 +152,7 @@ class ForkedProcesses(Processes):
         elif worker.pidfd < 0:
             worker.doomed = True
         elif not kernel.has_ended(worker.pidfd):
-            worker.ours = True
+            worker.ours = not kernel.is_ending(worker.pid)  # else it dies by itself, and that is to be told
             signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
 
     def pause(self, key: WorkerKey) -> None:
@@ -321,6 +322,8 @@ class ForkedProcesses(Processes):
         self._sweep()
 
     def _tell_lost(self) -> None:
+        if os.getppid() != self._janitor:
+            return  # it was not the zygotes that died: this agent ends, and its own end tells of all its workers
         lost, self._lost = self._lost, []
         statuses, self._statuses = self._statuses, {}
         for worker in lost:

@@ -15,6 +15,7 @@ import time
 _SET_PDEATHSIG = 1
 _SET_NAME = 15
 _SET_CHILD_SUBREAPER = 36
+_EXITING = 0x4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 UNKILLABLE_S = 10.0
@@ -72,11 +73,21 @@ def _children_by_scan(parent: int) -> list[int]:
 
 
 def _parent(pid: int | str) -> int:
+    return int(_stat(pid)[1])
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process has begun to end. Its peers may know by then, for its sockets are closed before it is dead."""
+    return bool(int(_stat(pid)[6]) & _EXITING)
+
+
+def _stat(pid: int | str) -> list[bytes]:
+    """The state, parent, process group, session, terminal, its group and the kernel's flags of a process."""
     try:
         stat = _read(f"/proc/{pid}/stat")
     except OSError:
-        return 0
-    return int(stat[stat.rindex(b")") + 2 :].split(None, 2)[1])
+        return [b"X", b"0", b"0", b"0", b"0", b"0", b"%d" % _EXITING]
+    return stat[stat.rindex(b")") + 2 :].split(None, 7)[:7]
 
 
 def _read(path: str) -> bytes:

@@ -43,7 +43,7 @@ class Driver:
         self.controller: Controller | None = None
         self.log: Log | None = None
         self.done = False
-        self.met_a_live_one = False
+        self.looked_for_one = self.met_a_live_one = False
 
     def start(self) -> None:
         """Begin to open the run; the rest follows on the loop."""
@@ -104,6 +104,7 @@ class Driver:
         for other in self.world.living():
             if other is self or other.log is None or other.process.state is not RUNNING or other.process in busy:
                 continue
+            self.looked_for_one = True
             if self.world.execute_as(other.process, other.log.renew):
                 self.met_a_live_one = True
 
@@ -124,7 +125,7 @@ class Driver:
         world = self.world
         world.note("driver failed", self.process.name, type(error).__name__, str(error))
         if isinstance(error, RunIsLiveError):
-            deserved = self.met_a_live_one
+            deserved = self.looked_for_one
         elif isinstance(error, FencedError):
             deserved = self._is_displaced()
         elif isinstance(error, JournalError | StorageError):

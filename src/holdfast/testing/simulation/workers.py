@@ -8,7 +8,6 @@ tell whether a checkpoint or a metric is what it should be. A worker must never 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -332,8 +331,3 @@ class PlayedProcesses(Processes):
 def step_of(data: bytes) -> int:
     """The step that a file of a checkpoint holds."""
     return int(data.split(b" ", 1)[0])
-
-
-def rows_of(raw: bytes) -> list[dict[str, int]]:
-    found: list[dict[str, int]] = json.loads(raw)
-    return found
