@@ -192,14 +192,14 @@ class TrainMachine:
             return _finish(group.ended(gang, at, "finished"), f.RunEnded(at=at, status=FINISHED, return_value=value))
         sweep = _sweep(group.abandoned_directories(gang))
         roots = failures.attribute(gang.failures)
-        if not roots:
-            return v.Decision((group.ended(gang, at, "stopped"),), sweep)
+        damaged = _damage(state, roots, at)
+        if not roots or state.stop_reason:
+            return v.Decision((group.ended(gang, at, "stopped", roots), *damaged), sweep)
         root = roots[0]
         charge = failures.paid_by(root.kind)
         ended = group.ended(gang, at, "failed", roots, charge)
-        damaged = _damage(state, roots, at)
         give_up = self._gives_up(state, root, charge)
-        if give_up and not state.stop_reason:
+        if give_up:
             return _finish(ended, *damaged, f.RunEnded(at=at, status=FAILED, reason=give_up), before=sweep)
         if charge == failures.CONTROLLER_LIMIT:
             pause = v.Wait(name=RETRY, seconds=failures.backoff_s(state.startup_failures + 1))
@@ -255,7 +255,7 @@ def _open(state: TrainState, change: f.RunOpened) -> None:
 
 def _damage(state: TrainState, roots: tuple[f.RankFailure, ...], at: float) -> tuple[f.Fact, ...]:
     """The facts that rule out the checkpoint that this attempt found damaged."""
-    index = roots[0].checkpoint
+    index = roots[0].checkpoint if roots else None
     if index is None or not _is_sound(state, index):
         return ()
     return (f.CheckpointDamaged(at=at, group=GROUP, index=index, reason=roots[0].message),)

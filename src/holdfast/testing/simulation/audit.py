@@ -52,12 +52,10 @@ def _attempts(facts: tuple[f.RunFact, ...]) -> Iterator[str]:
 
 def _charges(facts: tuple[f.RunFact, ...], limits: Mapping[str, int], injected: Injected) -> Iterator[str]:
     counts: dict[str, int] = {}
-    stops = 0
     for fact in facts:
         if isinstance(fact, f.RunOpened) and fact.fresh_budget:
-            counts, stops = {}, 0
+            counts = {}
         if isinstance(fact, f.RunEnded):
-            stops += fact.status == "STOPPED"  # a failure while it stops is charged, and ends nothing by itself
             yield from _given_up(fact, counts, limits)
         if not isinstance(fact, f.AttemptEnded):
             continue
@@ -66,7 +64,7 @@ def _charges(facts: tuple[f.RunFact, ...], limits: Mapping[str, int], injected: 
             counts[fact.charge] = counts.get(fact.charge, 0) + 1
             if fact.charge not in allowed:
                 yield f"8 budgets: attempt {fact.attempt} was charged to {fact.charge}; injected was {sorted(allowed)}"
-            if 0 <= limits.get(fact.charge, -1) < counts[fact.charge] - 1 - stops:
+            if 0 <= limits.get(fact.charge, -1) < counts[fact.charge] - 1:
                 yield f"8 budgets: {counts[fact.charge]} charges to {fact.charge}={limits[fact.charge]}"
         if fact.outcome == "failed":
             yield from _root(fact, injected)
