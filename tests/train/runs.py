@@ -260,7 +260,10 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 def wait_for_end(pid: int) -> None:
     """Wait until this process is dead, whoever's child it is, waited for or not."""
-    pidfd = os.pidfd_open(pid)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
     try:
         select.select([pidfd], [], [])
     finally:

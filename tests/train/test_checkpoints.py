@@ -165,7 +165,7 @@ def test_a_damaged_checkpoint_is_passed_over_loudly_and_costs_nothing(
     assert "checkpoint_000002" not in [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints]
     out = capsys.readouterr().out
     assert "WARNING: checkpoint_000002 is damaged and will not be used again" in out
-    assert "attempt 2 (not charged) failed: rank" in out
+    assert "attempt 2 failed (not charged): rank" in out
 
 
 def test_several_damaged_checkpoints_are_passed_over_one_after_the_other(tmp_path: Path) -> None:

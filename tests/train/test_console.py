@@ -27,7 +27,7 @@ def test_the_first_line_names_the_run_its_storage_and_the_engine(tmp_path: Path,
 def test_the_last_line_has_the_result_the_goodput_and_where_the_logs_are(tmp_path: Path, capsys: Capture) -> None:
     runs.fit(tmp_path, config={"steps": 2})
     last = lines(capsys)[-1]
-    assert last.startswith("holdfast: finished with step=2, weight=2.75 in checkpoint_000001; goodput ")
+    assert last.startswith("holdfast: finished with step=2, weight=2.75, newest checkpoint checkpoint_000001; goodput ")
     assert re.search(r"goodput \d+\.\d% \(useful \d+ ms of \d+ ms, starting \d+ ms", last)
     assert last.endswith(f"; logs in {tmp_path}/run/logs")
 
@@ -39,8 +39,8 @@ def test_a_failure_is_told_once_with_its_cause_its_cost_and_its_recovery(tmp_pat
     told = [line for line in lines(capsys) if "failed" in line]
     assert len(told) == 1
     assert re.fullmatch(
-        r"holdfast: attempt 1 \(failure 1 of 3 allowed\) failed: rank 1 raised tests\.train\.loops\.Boom: rank 1 had "
-        r"enough, after report 6; resuming from checkpoint_000001, [0-3] reports? redone; running again after \d+ ms",
+        r"holdfast: attempt 1 failed \(restart 1 of 3\): rank 1 raised tests\.train\.loops\.Boom: rank 1 had "
+        r"enough, 6 reports into the attempt; resuming from checkpoint_000001, [0-3] reports? redone; running again after \d+ ms",
         told[0],
     )
 
@@ -50,7 +50,8 @@ def test_a_failure_without_a_checkpoint_starts_over(tmp_path: Path, capsys: Capt
     runs.fit(tmp_path, loops.report_rows, config, max_failures=-1)
     told = next(line for line in lines(capsys) if "failed" in line)
     assert told.startswith(
-        "holdfast: attempt 1 failed: rank 0 was killed by SIGKILL, after report 7; starting over, 7 reports redone; "
+        "holdfast: attempt 1 failed (restart 1): rank 0 was killed by SIGKILL, 7 reports into the attempt; "
+        "starting over, 7 reports redone; "
         "running again after "
     )
 
@@ -60,7 +61,8 @@ def test_a_run_that_gives_up_says_so_with_its_goodput_and_logs(tmp_path: Path, c
         runs.fit(tmp_path, config={"steps": 2, "faults": [{"at": "working", "step": 2, "how": "sigkill"}]})
     failed, last = lines(capsys)[-2:]
     assert failed == (
-        "holdfast: attempt 1 (failure 1 of 0 allowed) failed: rank 0 was killed by SIGKILL, after report 1"
+        "holdfast: attempt 1 failed (no restart left, 0 allowed): rank 0 was killed by SIGKILL, "
+        "1 report into the attempt"
     )
     assert last.startswith("holdfast: FAILED: max_failures=0 allows no further restart; goodput ")
     assert last.endswith(f"; logs in {tmp_path}/run/logs")

@@ -107,8 +107,8 @@ def test_budgets_outlive_the_driver(tmp_path: Path) -> None:
     second = runs.drive(tmp_path, **asked)
     assert second.told()["error"] == "WorkerGroupError"
     assert runs.charges(tmp_path / "run") == [MAX_FAILURES] * 3
-    assert "(failure 2 of 2 allowed)" in second.output
-    assert "(failure 3 of 2 allowed)" in second.output
+    assert "(restart 2 of 2)" in second.output
+    assert "(no restart left, 2 allowed)" in second.output
 
 
 def test_a_run_that_had_failed_is_tried_again_with_a_fresh_budget(
@@ -126,8 +126,8 @@ def test_a_run_that_had_failed_is_tried_again_with_a_fresh_budget(
     assert runs.charges(result.path) == [MAX_FAILURES] * 4
     out = capsys.readouterr().out
     assert out.count("the run had failed; it is tried again with a fresh failure budget") == 2
-    assert out.count("(failure 1 of 1 allowed)") == 2
-    assert out.count("(failure 2 of 1 allowed)") == 2
+    assert out.count("(restart 1 of 1)") == 2
+    assert out.count("(no restart left, 1 allowed)") == 2
 
 
 def test_a_finished_run_gives_its_result_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

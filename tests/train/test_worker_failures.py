@@ -174,7 +174,7 @@ def test_the_error_of_a_run_that_gives_up_starts_with_the_roots_own_traceback(tm
         runs.fit(tmp_path, config=config, workers=2)
     error = caught.value
     lines = str(error).splitlines()
-    assert lines[0] == "rank 1 raised tests.train.loops.Boom: rank 1 had enough, after report 1"
+    assert lines[0] == "rank 1 raised tests.train.loops.Boom: rank 1 had enough, 1 report into the attempt"
     assert lines[1] == "Traceback (most recent call last):"
     assert "loops.py" in lines[2]
     assert ", in climb" in lines[2]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 GRACE_S = 2.0
 """How long an agent may take to end by itself after its driver has closed its side."""
 
-_START = "import sys; sys.path[:] = sys.argv[1:]; from holdfast.engine.launch import main; main()"
+_START = "import sys; sys.path[:] = sys.argv[3:]; from holdfast.engine.launch import main; main()"
 
 
 class Boot(msgspec.Struct, frozen=True):
@@ -52,30 +52,43 @@ class Boot(msgspec.Struct, frozen=True):
 
 def spawn_janitor(boot: Boot) -> subprocess.Popen[bytes]:
     """Start a node's processes. To end them, close the janitor's ``stdin``; then wait for it."""
+    janitor = begin_janitor(boot.driver_pid, boot.job_folder, boot.sys_path)
+    instruct(janitor, boot)
+    return janitor
+
+
+def begin_janitor(driver_pid: int, job_folder: str, sys_path: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+    """Start a janitor that waits for ``instruct``. From now on the job's folder does not outlive its driver."""
     import subprocess
 
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    janitor = subprocess.Popen(
-        [sys.executable, *flags, "-c", _START, *(boot.sys_path or sys.path)],
+    return subprocess.Popen(
+        [sys.executable, *flags, "-c", _START, str(driver_pid), job_folder, *(sys_path or sys.path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
         bufsize=0,
     )
+
+
+def instruct(janitor: subprocess.Popen[bytes], boot: Boot) -> None:
+    """Tell a janitor all that it has to know."""
     assert janitor.stdin is not None
     body = msgspec.msgpack.encode(boot)
     try:
         janitor.stdin.write(len(body).to_bytes(4, "little") + body)
     except BrokenPipeError:
         pass  # it was killed; who waits for it will see
-    return janitor
 
 
 def main() -> None:
     """Be the janitor."""
     kernel.ignore_signals()
+    driver_pid, job_folder = int(sys.argv[1]), sys.argv[2]
     boot = _read_boot()
     if boot is None:
+        if os.getppid() != driver_pid or kernel.is_ending(driver_pid):
+            _remove_folder(job_folder)
         return
     sys.argv[:] = [""]
     kernel.set_name("hf:janitor")
@@ -136,11 +149,16 @@ def _wait(driver: int, agent: int) -> None:
 
 def _remove(boot: Boot, driver: int) -> None:
     """Remove the node's folder; and the job's, where the driver behind this pidfd (none: -1) will not do it."""
-    import shutil
+    _remove_folder(boot.folder)
+    if driver < 0 or kernel.has_ended(driver) or kernel.is_ending(boot.driver_pid):
+        _remove_folder(boot.job_folder)
 
-    shutil.rmtree(boot.folder, ignore_errors=True)
-    if boot.job_folder and (driver < 0 or kernel.has_ended(driver)):
-        shutil.rmtree(boot.job_folder, ignore_errors=True)
+
+def _remove_folder(folder: str) -> None:
+    if folder:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Agent:

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from holdfast.engine.base import Engine, Gang, Listener, Node
-from holdfast.engine.launch import Boot, spawn_janitor
+from holdfast.engine.launch import Boot, begin_janitor, instruct
 from holdfast.errors import ConfigurationError, EngineError
 from holdfast.wire.channel import Channel, serve
 from holdfast.wire.handshake import new_secret
@@ -138,36 +138,35 @@ class LocalEngine(Engine):
             else:
                 arrived.set_result(channel)
 
+        # The janitor comes first: once it is there, nothing that is made now outlives this driver.
+        node.janitor = await loop.run_in_executor(None, begin_janitor, os.getpid(), str(self._folder))
+        node.ended = ended = _end_of(node.janitor)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self._folder / f"{node.name}.{node.incarnation}"
         wanted = f"unix:{folder}.sock" if self._transport == "unix" else "tcp:127.0.0.1:0"
         server, address = await serve(wanted, secret, FromAgent, on_peer)
         try:
-            node.janitor = await loop.run_in_executor(None, self._spawn, node.name, address, secret, folder)
-            ended = _end_of(node.janitor)
+            instruct(node.janitor, self._boot(node.name, address, secret, folder))
             both: set[asyncio.Future[Any]] = {arrived, ended}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             server.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{folder}.sock")
-        node.ended = ended
         if not arrived.done():
             raise EngineError(f"the agent of {node.name} ended with code {node.janitor.returncode} before it connected")
         node.channel = arrived.result()
         node.listening = loop.create_task(self._listen(node, node.channel))
 
-    def _spawn(self, name: str, address: str, secret: bytes, folder: Path) -> subprocess.Popen[bytes]:
-        return spawn_janitor(
-            Boot(
-                driver_pid=os.getpid(),
-                node=name,
-                address=address,
-                secret=secret,
-                folder=str(folder),
-                sys_path=tuple(sys.path),
-                job_folder=str(self._folder),
-            )
+    def _boot(self, name: str, address: str, secret: bytes, folder: Path) -> Boot:
+        return Boot(
+            driver_pid=os.getpid(),
+            node=name,
+            address=address,
+            secret=secret,
+            folder=str(folder),
+            sys_path=tuple(sys.path),
+            job_folder=str(self._folder),
         )
 
     async def _listen(self, node: _LocalNode, channel: Channel) -> None:

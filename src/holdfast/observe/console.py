@@ -13,7 +13,6 @@ from typing import Any, TextIO
 from holdfast.journal import facts as f
 from holdfast.observe.goodput import Goodput, goodput
 from holdfast.observe.history import Attempt, History
-from holdfast.wire.metrics import decode_metrics
 
 PATIENCE_S = 1.0
 """A failure is told together with its recovery, or after this long without one."""
@@ -79,8 +78,9 @@ class Console:
         account = _account(goodput(history, now))
         logs = f"logs in {self._directory}/logs"
         if history.status == "FINISHED":
-            newest = history.newest
-            result = f" with {_brief(decode_metrics(newest.metrics))} in {newest.directory}" if newest else ""
+            newest, last = history.newest, history.last_metrics()
+            result = f" with {_brief(last)}" if last else ""
+            result += f", newest checkpoint {newest.directory}" if newest else ""
             self._say(f"finished{result}; {account}; {logs}")
         elif history.status == "STOPPED":
             self._say(f"stopped ({history.reason}); run the same script again to resume; {account}; {logs}")
@@ -91,20 +91,21 @@ class Console:
         attempt, self._untold = self._untold, None
         if attempt is None:
             return
-        parts = [f"attempt {self._count(attempt)} failed: {describe_root(attempt.failures)}"]
+        parts = [f"attempt {attempt.number} failed ({self._price(attempt)}): {describe_root(attempt.failures)}"]
         if not final:
             parts.append(self._redone(attempt))
         if recovered_at is not None and attempt.ended_at is not None:
             parts.append(f"running again after {_duration(recovered_at - attempt.ended_at)}")
         self._say("; ".join(parts))
 
-    def _count(self, attempt: Attempt) -> str:
-        limit = self._limits.get(attempt.charge, -1)
+    def _price(self, attempt: Attempt) -> str:
+        """Which restart of how many this failure costs."""
         if not attempt.charge:
-            return f"{attempt.number} (not charged)"
+            return "not charged"
+        limit, used = self._limits.get(attempt.charge, -1), self._charged[attempt.charge]
         if limit < 0:
-            return f"{attempt.number}"
-        return f"{attempt.number} (failure {self._charged[attempt.charge]} of {limit} allowed)"
+            return f"restart {used}"
+        return f"restart {used} of {limit}" if used <= limit else f"no restart left, {limit} allowed"
 
     def _redone(self, attempt: Attempt) -> str:
         newest = self._history.newest
@@ -133,18 +134,25 @@ def _write(text: str, stream: TextIO | None) -> None:
 def describe_root(failures: tuple[f.RankFailure, ...]) -> str:
     """One line for the root of an attempt's failures, and a count of its consequences."""
     root = failures[0]
-    first_line = root.message.strip().splitlines()[0] if root.message.strip() else ""
-    what = f"raised {root.error}: {first_line}" if root.error else first_line
-    text = f"rank {root.rank} {what}"
+    alike = sorted(failure.rank for failure in failures if _says(failure) == _says(root))
+    text = f"rank{'s' if len(alike) > 1 else ''} {', '.join(map(str, alike))} {_says(root)}"
     if root.calls:
-        text += f", after report {root.calls}"
-    others = [failure for failure in failures[1:] if not failure.consequence]
-    followers = len(failures) - 1 - len(others)
+        text += f", {_reports(root.calls)} into the attempt"
+    others = [failure.rank for failure in failures if not failure.consequence and failure.rank not in alike]
+    followers = len([failure for failure in failures if failure.consequence and failure.rank not in alike])
     if others:
-        text += f" (and {len(others)} more: {', '.join(f'rank {other.rank}' for other in others)})"
+        text += f" (rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} failed too)"
     if followers:
         text += f" ({followers} other rank{'s' if followers > 1 else ''} failed as a consequence)"
     return text
+
+
+def _says(failure: f.RankFailure) -> str:
+    """What happened to a rank, in one line."""
+    lines = failure.message.strip().splitlines()
+    first = lines[0].rstrip(".") if lines else ""
+    error = failure.error.removeprefix("holdfast.errors.")
+    return f"raised {error}: {first}" if error else first
 
 
 def _account(spent: Goodput) -> str:
@@ -157,9 +165,7 @@ def _account(spent: Goodput) -> str:
     return f"goodput {spent.share:.1%} ({', '.join([detail, *rest])})"
 
 
-def _brief(metrics: Any) -> str:
-    if not isinstance(metrics, dict):
-        return "no metrics"
+def _brief(metrics: dict[str, Any]) -> str:
     shown = [f"{key}={_value(value)}" for key, value in list(metrics.items())[:6]]
     return ", ".join(shown) + (", …" if len(metrics) > 6 else "")
 
