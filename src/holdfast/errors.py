@@ -8,6 +8,7 @@
     ├── MetricsError (also TypeError)          metrics that JSON cannot hold
     ├── NotInWorkerError (also RuntimeError)   a worker's call made outside a worker
     ├── ReportError (also RuntimeError)        a report whose checkpoint cannot be committed
+    ├── NoCheckpointError (also RuntimeError)  a result has no checkpoint, or none with the metric that was asked for
     ├── WireError                              a message or handshake that is not ours
     ├── StorageError                           the store refused, after its own retries
     │   ├── MissingError (also KeyError)       nothing lies under that key
@@ -51,6 +52,10 @@ class NotInWorkerError(HoldfastError, RuntimeError):
 
 class ReportError(HoldfastError, RuntimeError):
     """A report's checkpoint cannot be committed; the message says why."""
+
+
+class NoCheckpointError(HoldfastError, RuntimeError):
+    """A result has no checkpoint, or none with the metric that was asked for."""
 
 
 class WireError(HoldfastError):

@@ -98,10 +98,21 @@ def test_the_slowest_ranks_progress_is_told_in_steps() -> None:
 
 
 def test_a_rank_that_has_returned_holds_nobody_back() -> None:
+    gang = Gang(3)
+    gang.rows(0, 1, 150)
+    gang.rows(1, 1, 150)
+    gang.rows(2, 1, 99)
+    assert gang.rows(2, 100, 51)[1] == [v.TellFloor(group=G, attempt=1, floor=150)]
+    assert gang.post(v.RankReturned, rank=2, value=b"null")[1] == []
+
+
+def test_a_rank_that_goes_on_where_another_has_returned_fails_the_attempt() -> None:
     gang = Gang(2)
     gang.rows(0, 1, 150)
-    assert gang.post(v.RankReturned, rank=1, value=b"null")[1] == [v.TellFloor(group=G, attempt=1, floor=150)]
-    assert gang.rows(0, 151, 100)[1] == [v.TellFloor(group=G, attempt=1, floor=250)]
+    changes, commands = gang.post(v.RankReturned, rank=1, value=b"null")
+    (failed,) = [change for change in changes if isinstance(change, v.Failed)]
+    assert (failed.failure.rank, failed.failure.kind) == (1, failures.MISMATCH)
+    assert commands == [KILL]
 
 
 def test_the_first_failure_has_the_rest_killed_and_the_second_does_not_kill_again() -> None:
@@ -283,8 +294,8 @@ def test_ranks_that_have_ended_while_others_wait_are_named() -> None:
     (failed,) = [change for change in changes if isinstance(change, v.Failed)]
     assert failed.failure.kind == failures.MISMATCH
     assert failed.failure.message == (
-        "ended after 1 report (rank 3 ended early too) while rank 0 brought a checkpoint to report 2; every rank must "
-        "call report the same number of times"
+        "ended after 1 report while rank 0 went on to report 2; every rank must call report the same number of times "
+        "(rank 3 ended there too)"
     )
     assert commands == [KILL]
 

@@ -355,12 +355,6 @@ def end_early(config: dict[str, Any]) -> None:
             report_files({}, {f"rank_{rank}": ""})
 
 
-def report_alone(config: dict[str, Any]) -> None:
-    if train.get_context().get_world_rank() == 0:
-        for row in range(config["rows"]):
-            train.report({"row": row})
-
-
 def run_ahead(config: dict[str, Any]) -> None:
     """Rank 1 waits before its first report; rank 0 tells how far it has come."""
     if train.get_context().get_world_rank() == 1:

@@ -82,15 +82,10 @@ def test_a_rank_that_ends_early_while_others_bring_a_checkpoint_is_an_error_that
     with pytest.raises(train.WorkerGroupError) as caught:
         runs.fit(tmp_path, loops.end_early, {"reports": {"0": 3, "1": 1}}, workers=2)
     text = str(caught.value)
-    assert text.startswith("rank 1 ended after 1 report while rank 0 brought a checkpoint to report 2")
+    assert text.startswith("rank 1 ended after 1 report while rank 0 went on to report 2")
     assert "every rank must call report the same number of times" in text
     assert [root.kind for root in runs.roots(tmp_path / "run")] == [failures.MISMATCH]
     assert len(runs.facts(tmp_path / "run", f.CheckpointCommitted)) == 1
-
-
-def test_a_rank_that_reports_while_the_others_have_ended_is_not_held_back(tmp_path: Path) -> None:
-    result = runs.fit(tmp_path, loops.report_alone, {"rows": 3000}, workers=3)
-    assert len(result.metrics_rows()) == 3000
 
 
 def test_a_rank_runs_a_thousand_reports_ahead_of_the_slowest_and_no_further(
@@ -104,7 +99,8 @@ def test_a_rank_runs_a_thousand_reports_ahead_of_the_slowest_and_no_further(
         return int(progress.read_text().split()[0])
 
     def reported() -> int:
-        return int(progress.read_text().split()[1]) if progress.exists() else 0
+        told = progress.read_text().split() if progress.exists() else []
+        return int(told[1]) if told else 0
 
     with runs.fitting(tmp_path, loops.run_ahead, config, workers=2) as running:
         meeting.wait(1)

@@ -94,7 +94,11 @@ def test_a_worker_may_die_inside_report(place: str, action: str, tmp_path: Path,
     runs.assert_undisturbed(result, workers=2, steps=STEPS)
     assert runs.charges(result.path) == [MAX_FAILURES]
     (root,) = runs.roots(result.path)
-    assert (root.rank, root.kind) == (1, failures.KILLED if action == "kill" else failures.EXCEPTION)
+    assert root.rank == 1
+    if action == "kill":
+        assert root.kind == failures.KILLED
+    else:  # or that its files have gone with its temporary directory is heard of first
+        assert root.kind in (failures.EXCEPTION, failures.FILES)
 
 
 @pytest.mark.parametrize("call", [1, 2])

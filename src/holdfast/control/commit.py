@@ -7,19 +7,21 @@ upload, the manifest is written last, the fact is journalled, and only then are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 
 import msgspec
 
 from holdfast.control import vocabulary as v
-from holdfast.journal.facts import CheckpointCommitted, Fact, IndicesReserved, RowsReported
-from holdfast.wire.messages import FileEntry
+from holdfast.journal.facts import CheckpointCommitted, DirectoryNamed, Fact, IndicesReserved, RowsReported
+from holdfast.wire.messages import ASYNC, NO_UPLOAD, FileEntry, Manner
 
 BLOCK = 10
 """How many indices one durable reservation takes; a crash burns what is left of it."""
 
 REACH = 2000
 """Rank 0 is never this many calls ahead of a rank that may still report."""
+
+_OURS = re.compile(r"checkpoint_\d{6,}")
 
 WAITING, DIGESTING, UPLOADING, SEALING = "waiting", "digesting", "uploading", "sealing"
 
@@ -28,6 +30,9 @@ class Pending(msgspec.Struct):
     """A call that brings files and is not committed yet."""
 
     call: int
+    manner: Manner = Manner()
+    odd_ranks: tuple[int, ...] = ()
+    """Two ranks that bring their files in different manners, where there are such."""
     phase: str = WAITING
     metrics: bytes = b"null"
     files: dict[int, tuple[FileEntry, ...]] = {}
@@ -52,7 +57,11 @@ class Commits(msgspec.Struct):
 
     next_index: int = 0
     reserved: int = 0
+    named: set[str] = set()
+    """Folders of the users' own naming that were ever begun."""
     pending: dict[int, Pending] = {}
+    abandoned: list[str] = []
+    """Directories of this attempt that will never be checkpoints."""
     ahead: list[Rows] = []
     """What rank 0 has reported and some rank has not come to yet: it may bring a checkpoint there."""
 
@@ -61,40 +70,78 @@ def directory_of(index: int) -> str:
     return f"checkpoint_{index:06d}"
 
 
+def is_ours(name: str) -> bool:
+    """Is this a name that only we give?"""
+    return bool(_OURS.fullmatch(name))
+
+
 def apply(commits: Commits, change: object) -> None:
     """Change the commits by one note or fact; what does not concern them is left alone."""
     if isinstance(change, RowsReported):
         if change.rank == 0:
             _keep_rows(commits, Rows(change.first, change.first + change.count - 1, change.rows))
     elif isinstance(change, v.CommitDeclared):
-        pending = commits.pending.setdefault(change.call, Pending(change.call))
+        pending = commits.pending.setdefault(change.call, Pending(change.call, change.manner))
+        if (pending.manner.mode, pending.manner.name) != (change.manner.mode, change.manner.name):
+            pending.odd_ranks = (min(pending.files), change.rank)
         pending.files[change.rank] = change.files
         pending.metrics = change.metrics if change.rank == 0 else _metrics(commits.ahead, change.call, pending.metrics)
-    elif isinstance(change, v.CommitDigesting):
-        pending = commits.pending[change.call]
-        pending.phase, pending.digesting = DIGESTING, change.ranks
-    elif isinstance(change, v.CommitDigested):
-        commits.pending[change.call].digests[change.rank] = change.files
+    elif isinstance(change, v.CommitDigesting | v.CommitDigested | v.CommitUploaded | v.CommitSealing):
+        _advance(commits.pending[change.call], change)
     elif isinstance(change, v.CommitUploading):
         pending = commits.pending[change.call]
         pending.phase, pending.index, pending.directory = UPLOADING, change.index, change.directory
         pending.brings = dict(change.brings)
         commits.next_index = change.index + 1
-    elif isinstance(change, v.CommitUploaded):
-        commits.pending[change.call].uploaded[change.rank] = change.files
-    elif isinstance(change, v.CommitSealing):
-        commits.pending[change.call].phase = SEALING
     elif isinstance(change, v.CommitDropped):
-        commits.pending.pop(change.call, None)
+        dropped = commits.pending.pop(change.call, None)
+        if dropped is not None and dropped.directory and dropped.manner.mode != NO_UPLOAD:
+            commits.abandoned.append(dropped.directory)
+    elif isinstance(change, DirectoryNamed):
+        commits.named.add(change.directory)
     elif isinstance(change, IndicesReserved):
         commits.reserved = max(commits.reserved, change.until)
     elif isinstance(change, CheckpointCommitted):
         commits.pending.pop(change.call, None)
+        if not _OURS.fullmatch(change.directory):
+            commits.named.add(change.directory)
+
+
+def _advance(
+    pending: Pending, change: v.CommitDigesting | v.CommitDigested | v.CommitUploaded | v.CommitSealing
+) -> None:
+    if isinstance(change, v.CommitDigesting):
+        pending.phase, pending.digesting = DIGESTING, change.ranks
+    elif isinstance(change, v.CommitDigested):
+        pending.digests[change.rank] = change.files
+    elif isinstance(change, v.CommitUploaded):
+        pending.uploaded[change.rank] = change.files
+    else:
+        pending.phase = SEALING
+
+
+def wind_up(commits: Commits) -> None:
+    """The attempt ends: only what is uploading in the background, or being sealed, may still become a checkpoint."""
+    for call, pending in list(commits.pending.items()):
+        if pending.phase == SEALING or (pending.phase == UPLOADING and pending.manner.mode == ASYNC):
+            continue
+        del commits.pending[call]
+        if pending.directory and pending.manner.mode != NO_UPLOAD:
+            commits.abandoned.append(pending.directory)
+
+
+def finishing(commits: Commits) -> tuple[int, ...]:
+    """The indices whose uploads go on when their attempt ends."""
+    return tuple(
+        pending.index
+        for pending in commits.pending.values()
+        if pending.phase == UPLOADING and pending.manner.mode == ASYNC
+    )
 
 
 def clear(commits: Commits) -> None:
     """Forget what was under way; the indices stay."""
-    commits.pending, commits.ahead = {}, []
+    commits.pending, commits.ahead, commits.abandoned = {}, [], []
 
 
 def pass_by(commits: Commits, floor: int) -> None:
@@ -123,7 +170,7 @@ def settle(commits: Commits, group: str, attempt: int, arrived: int, at: float) 
         if pending.phase == DIGESTING and len(pending.digests) == len(pending.digesting):
             return _begin_upload_or_refuse(commits, pending, group, attempt, at)
         if call == calls[0] and pending.phase == UPLOADING and len(pending.uploaded) == len(pending.brings):
-            files = tuple(sorted(_flat(pending.uploaded.values()), key=lambda entry: entry.name))
+            files = _entries(pending)
             return v.Decision(
                 (v.CommitSealing(group=group, call=call),),
                 (
@@ -145,7 +192,7 @@ def committed(pending: Pending, group: str, attempt: int, at: float) -> Checkpoi
         call=pending.call,
         index=pending.index,
         directory=pending.directory,
-        size=sum(entry.size for entry in _flat(pending.uploaded.values())),
+        size=sum(entry.size for entry in _entries(pending)),
         metrics=msgspec.Raw(pending.metrics),
     )
 
@@ -166,8 +213,8 @@ def _metrics(ahead: list[Rows], call: int, otherwise: bytes) -> bytes:
 
 
 def _begin(commits: Commits, pending: Pending, group: str, attempt: int, at: float) -> v.Decision:
-    shared = _shared_names(pending)
-    if not shared:
+    shared = _names_to_digest(pending)
+    if not shared or pending.odd_ranks:
         return _begin_upload_or_refuse(commits, pending, group, attempt, at)
     ranks = tuple(sorted({rank for ranks in shared.values() for rank in ranks}))
     return v.Decision(
@@ -186,7 +233,7 @@ def _begin(commits: Commits, pending: Pending, group: str, attempt: int, at: flo
 
 
 def _begin_upload_or_refuse(commits: Commits, pending: Pending, group: str, attempt: int, at: float) -> v.Decision:
-    conflict = _conflict(pending)
+    conflict = _conflict(pending) or _taken(commits, pending)
     if conflict:
         return v.Decision(
             (v.CommitDropped(group=group, call=pending.call),),
@@ -197,11 +244,13 @@ def _begin_upload_or_refuse(commits: Commits, pending: Pending, group: str, atte
             ),
         )
     index = commits.next_index
-    directory = directory_of(index)
-    brings = _who_brings_what(pending)
-    facts: tuple[Fact, ...] = ()
+    directory = _directory(commits, pending, index)
+    brings = {} if pending.manner.mode == NO_UPLOAD else _who_brings_what(pending)
+    facts: list[Fact] = []
     if index >= commits.reserved:
-        facts = (IndicesReserved(at=at, group=group, until=index + BLOCK),)
+        facts.append(IndicesReserved(at=at, group=group, until=index + BLOCK))
+    if pending.manner.name and pending.manner.mode != NO_UPLOAD:
+        facts.append(DirectoryNamed(at=at, group=group, directory=directory))
     uploading = v.CommitUploading(group=group, call=pending.call, index=index, directory=directory, brings=brings)
     return v.Decision(
         (*facts, uploading),
@@ -220,17 +269,44 @@ def _begin_upload_or_refuse(commits: Commits, pending: Pending, group: str, atte
     )
 
 
-def _shared_names(pending: Pending) -> dict[str, tuple[int, ...]]:
-    """File names that several ranks bring, with those ranks."""
+def _names_to_digest(pending: Pending) -> dict[str, tuple[int, ...]]:
+    """File names that several ranks bring, with those ranks; all names, where nothing is uploaded."""
     owners: dict[str, list[int]] = {}
     for rank in sorted(pending.files):
         for entry in pending.files[rank]:
             owners.setdefault(entry.name, []).append(rank)
+    if pending.manner.mode == NO_UPLOAD:
+        return {name: tuple(ranks) for name, ranks in owners.items()}
     return {name: tuple(ranks) for name, ranks in owners.items() if len(ranks) > 1}
+
+
+def _directory(commits: Commits, pending: Pending, index: int) -> str:
+    """Where a checkpoint lies. A name of the user's own that was ever begun, or looks like one of ours, gets the
+    index.
+    """
+    name = pending.manner.name
+    if not name:
+        return directory_of(index)
+    if pending.manner.mode == NO_UPLOAD or not (name in commits.named or _OURS.fullmatch(name)):
+        return name
+    return f"{name}_{index:06d}"
+
+
+def _entries(pending: Pending) -> tuple[FileEntry, ...]:
+    """The files of the checkpoint, as they lie in storage."""
+    found = pending.digests if pending.manner.mode == NO_UPLOAD else pending.uploaded
+    by_name = {entry.name: entry for entries in found.values() for entry in entries}
+    return tuple(entry for _, entry in sorted(by_name.items()))
 
 
 def _conflict(pending: Pending) -> str:
     """Why two ranks' files cannot lie in one directory; empty when they can."""
+    if pending.odd_ranks:
+        one, other = pending.odd_ranks
+        return (
+            f"ranks {one} and {other} brought their files to report {pending.call} in different manners; every rank "
+            "must give the same checkpoint_upload_mode and the same directory"
+        )
     seen: dict[str, tuple[int, FileEntry]] = {}
     for rank in sorted(pending.digests):
         for entry in pending.digests[rank]:
@@ -243,6 +319,14 @@ def _conflict(pending: Pending) -> str:
     return ""
 
 
+def _taken(commits: Commits, pending: Pending) -> str:
+    """Why files that lie in the run's directory already cannot become a checkpoint where they lie."""
+    name = pending.manner.name
+    if pending.manner.mode != NO_UPLOAD or not (name in commits.named or _OURS.fullmatch(name)):
+        return ""
+    return f"{name!r} is the directory of another checkpoint; write each checkpoint to a directory of its own"
+
+
 def _who_brings_what(pending: Pending) -> dict[int, tuple[str, ...]]:
     """What each rank uploads; a file that several ranks bring alike is uploaded by the lowest."""
     taken: set[str] = set()
@@ -253,7 +337,3 @@ def _who_brings_what(pending: Pending) -> dict[int, tuple[str, ...]]:
         if names:
             brings[rank] = names
     return brings
-
-
-def _flat(groups: Iterable[tuple[FileEntry, ...]]) -> list[FileEntry]:
-    return [entry for entries in groups for entry in entries]

@@ -39,6 +39,8 @@ class Job(msgspec.Struct, frozen=True):
     """Whose output reaches the console: none, rank_zero or all."""
     log_directory: str
     gang: Gang
+    run_ahead: int = 1000
+    """How many calls a rank may be ahead of the slowest."""
 
 
 class Dispatcher:
@@ -72,6 +74,8 @@ class Dispatcher:
         self._carry: dict[type[v.Command], Callable[[Any], None]] = {
             v.StartGroup: lambda c: self._spawn(self._start(c)),
             v.KillGroup: self._kill,
+            v.Watch: lambda c: self._tell_agents(c, m.Watch(self._wire_name(c.group), c.attempt, c.seconds)),
+            v.DumpStacks: lambda c: self._tell_agents(c, m.DumpStacks(self._wire_name(c.group), c.attempt)),
             v.DigestFiles: self._digest,
             v.UploadFiles: self._upload,
             v.WriteManifest: lambda c: self._spawn(self._write_manifest(c)),
@@ -86,7 +90,7 @@ class Dispatcher:
             m.Rows: self._heard_rows,
             m.WorkerStarted: lambda s, who: self._post(v.RankArrived(**who)),
             m.Declared: lambda s, who: self._post(
-                v.FilesDeclared(**who, call=s.call, metrics=s.metrics, files=s.files)
+                v.FilesDeclared(**who, call=s.call, metrics=s.metrics, files=s.files, manner=s.manner)
             ),
             m.Digested: lambda s, who: self._post(v.FilesDigested(**who, call=s.call, files=s.files)),
             m.Uploaded: lambda s, who: self._post(v.FilesUploaded(**who, index=s.index, files=s.files)),
@@ -97,6 +101,8 @@ class Dispatcher:
                 v.RankExited(**who, status=s.status, ours=s.ours, oom=s.oom, lost=s.lost)
             ),
             m.Damaged: lambda s, who: self._post(v.CheckpointFoundDamaged(**who, index=s.index, reason=s.reason)),
+            m.Quiet: lambda s, who: self._post(v.RankQuiet(**who, seconds=s.seconds)),
+            m.Stacks: lambda s, who: self._post(v.StacksTold(**who, text=s.text)),
             m.Output: lambda s, who: self._on_output(s.rank, s.text),
         }
         engine.attach(self)
@@ -190,6 +196,7 @@ class Dispatcher:
                 node_rank=place.node_rank,
                 node=node,
                 storage_uri=self._store.uri,
+                run_ahead=self.job.run_ahead,
             ),
             program=self.job.token,
             environment=self.job.environment,
@@ -202,7 +209,7 @@ class Dispatcher:
         if (command.group, command.attempt) not in self._nodes:
             self._called_off.add((command.group, command.attempt))
         for node in dict.fromkeys(self._nodes.get((command.group, command.attempt), ())):
-            self._engine.send(node, m.KillGroup(self._wire_name(command.group), command.attempt))
+            self._engine.send(node, m.KillGroup(self._wire_name(command.group), command.attempt, command.finish))
 
     def _digest(self, command: v.DigestFiles) -> None:
         message = m.Digest(self._wire_name(command.group), command.attempt, command.rank, command.call, command.files)
@@ -235,6 +242,10 @@ class Dispatcher:
             there = tuple(rank for rank, home in enumerate(nodes) if home == node and (ranks is None or rank in ranks))
             if there:
                 self._engine.send(node, m.Tell(self._wire_name(command.group), command.attempt, there, body))
+
+    def _tell_agents(self, command: Any, message: m.ToAgent) -> None:
+        for node in dict.fromkeys(self._nodes.get((command.group, command.attempt), ())):
+            self._engine.send(node, message)
 
     def _send_to_rank(self, command: Any, message: m.ToAgent) -> None:
         nodes = self._nodes.get((command.group, command.attempt), ())

@@ -20,6 +20,7 @@ MISMATCH = "mismatch"
 FILES = "files"
 STORAGE = "storage"
 DAMAGED = "damaged"
+HANG = "hang"
 
 MAX_FAILURES = "max_failures"
 CONTROLLER_LIMIT = "controller_failure_limit"
@@ -33,6 +34,7 @@ _PAID_BY = {
     NODE_LOST: MAX_FAILURES,
     MISMATCH: MAX_FAILURES,
     FILES: MAX_FAILURES,
+    HANG: MAX_FAILURES,
     STARTUP: CONTROLLER_LIMIT,
     STORAGE: "",
     DAMAGED: "",
@@ -70,6 +72,11 @@ _PEER_LOSS_TEXT = re.compile(
     r"connection (closed|reset|aborted|refused)|closed by peer|broken pipe|socket timeout|nccl|gloo|rendezvous",
     re.IGNORECASE,
 )
+
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_FRAME = re.compile(r'^ *File "(.*", line \d+), in ', re.MULTILINE)
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/holdfast/(worker|train)/|^<frozen ")
 
 
 def paid_by(kind: str) -> str:
@@ -123,6 +130,27 @@ def attribute(failures: Sequence[RankFailure]) -> tuple[RankFailure, ...]:
             for failure in ordered[1:]
         ),
     )
+
+
+def signature(failure: RankFailure, position: int) -> str:
+    """By what an exception is known again: its class, message and place, the rank, and how many calls into the run's
+    line it came, of which ``position`` were made before the attempt. Empty for a failure without an exception.
+
+    Addresses of objects are left out of the message, for they differ from process to process.
+    """
+    if failure.kind != EXCEPTION or not failure.error:
+        return ""
+    message = _ADDRESS.sub("0x", failure.message)
+    parts = (failure.error, message, _place(failure.traceback), str(failure.rank), str(position + failure.calls))
+    return "\n".join(parts)
+
+
+def _place(traceback: str) -> str:
+    """The innermost line that is the user's own; the innermost of all where none is."""
+    frames = _FRAME.findall(traceback)
+    own = [frame for frame in frames if not _LIBRARY.search(frame)]
+    found = own or frames
+    return str(found[-1]) if found else ""
 
 
 def _weight(failure: RankFailure) -> int:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.control import commit, failures
+from holdfast.control import commit, failures, hang
 from holdfast.control import vocabulary as v
 from holdfast.journal import facts as f
 
 IDLE, STARTING, RUNNING, ENDING, ORPHANED = "idle", "starting", "running", "ending", "orphaned"
+
+UPLOADS, UPLOADS_S = "uploads", 30.0
+"""How long uploads in the background have to finish when their attempt ends."""
 
 FLOOR_STEP = 100
 """The slowest rank's progress is told to the others in steps of this many calls."""
@@ -40,6 +43,7 @@ class Group(msgspec.Struct):
     ranks: list[Rank] = []
     failures: list[f.RankFailure] = []
     commits: commit.Commits = msgspec.field(default_factory=commit.Commits)
+    watch: hang.Watch = msgspec.field(default_factory=hang.Watch)
     started: int = 0
     returned: int = 0
     gone: int = 0
@@ -47,6 +51,9 @@ class Group(msgspec.Struct):
     """The fewest calls of any rank that may still report."""
     at_floor: int = 0
     floor_told: int = 0
+    most_calls: int = 0
+    least_returned: int = 0
+    """The fewest calls of any rank that has returned."""
 
     @property
     def live(self) -> bool:
@@ -56,6 +63,7 @@ class Group(msgspec.Struct):
 def apply(group: Group, change: object) -> None:
     """Change the group by one note or fact."""
     commit.apply(group.commits, change)
+    hang.apply(group.watch, change)
     if isinstance(change, v.Note):
         _apply_note(group, change)
     elif isinstance(change, f.RowsReported):
@@ -84,6 +92,7 @@ def _apply_note(group: Group, note: v.Note) -> None:
     elif isinstance(note, v.Returned):
         rank = group.ranks[note.rank]
         rank.returned, rank.value = True, note.value
+        group.least_returned = min(group.least_returned, rank.calls) if group.returned else rank.calls
         group.returned += 1
         if rank.calls == group.floor:
             group.at_floor -= 1
@@ -96,6 +105,7 @@ def _apply_note(group: Group, note: v.Note) -> None:
             rank.node = node
     elif isinstance(note, v.Ending):
         group.phase = ENDING
+        commit.wind_up(group.commits)
     elif isinstance(note, v.FloorTold):
         group.floor_told = note.floor
 
@@ -137,26 +147,30 @@ def lose_node(group: Group, event: v.NodeLost) -> v.Decision:
                     _failed(group, number, failures.NODE_LOST, f"was lost with node {event.node}: {event.reason}")
                 )
             changes.append(v.Gone(group=group.name, rank=number))
+    for call, pending in group.commits.pending.items():
+        left = pending.brings.keys() - pending.uploaded.keys() if pending.phase == commit.UPLOADING else set()
+        if any(group.ranks[number].node == event.node for number in left):
+            changes.append(v.CommitDropped(group=group.name, call=call))
     return v.Decision(tuple(changes))
 
 
-def settle(group: Group, at: float) -> v.Decision:
+def settle(group: Group, at: float, floor_step: int = FLOOR_STEP) -> v.Decision:
     """What follows from the state of a live group, short of ending the attempt."""
     if group.phase == STARTING and group.started == group.world_size:
         return v.Decision((f.AttemptRunning(at=at, group=group.name, attempt=group.attempt),))
     if group.phase != ENDING and group.failures:
-        kill = v.KillGroup(group=group.name, attempt=group.attempt)
-        return v.Decision((v.Ending(group=group.name),), (kill,))
+        return bring_to_end(group)
+    if group.phase == ENDING:
+        return commit.settle(group.commits, group.name, group.attempt, 0, at) if group.commits.pending else v.NOTHING
     if group.phase not in (STARTING, RUNNING):
         return v.NOTHING
+    if group.returned and group.most_calls > group.least_returned:
+        return v.Decision((_missing_ranks(group),))
     if group.commits.pending:
-        missing = _missing_ranks(group) if group.returned else None
-        if missing is not None:
-            return v.Decision((missing,))
         step = commit.settle(group.commits, group.name, group.attempt, group.floor, at)
         if step:
             return step
-    if group.floor >= group.floor_told + FLOOR_STEP:
+    if group.floor >= group.floor_told + floor_step:
         return v.Decision(
             (v.FloorTold(group=group.name, floor=group.floor),),
             (v.TellFloor(group=group.name, attempt=group.attempt, floor=group.floor),),
@@ -164,11 +178,32 @@ def settle(group: Group, at: float) -> v.Decision:
     return v.NOTHING
 
 
+def bring_to_end(group: Group) -> v.Decision:
+    """Kill what is left of the attempt. Uploads in the background have a while to become a checkpoint."""
+    finish = commit.finishing(group.commits)
+    kill = v.KillGroup(group=group.name, attempt=group.attempt, finish=finish)
+    patience = (v.Wait(name=f"{UPLOADS} {group.attempt}", seconds=UPLOADS_S),) if finish else ()
+    return v.Decision((v.Ending(group=group.name),), (kill, *patience))
+
+
+def lose_patience(group: Group, name: str) -> v.Decision:
+    """A delay has passed; if it was the one that uploads in the background had, give up what is not uploaded."""
+    if group.phase != ENDING or name != f"{UPLOADS} {group.attempt}":
+        return v.NOTHING
+    return v.Decision(
+        tuple(
+            v.CommitDropped(group=group.name, call=call)
+            for call, pending in group.commits.pending.items()
+            if pending.phase == commit.UPLOADING
+        )
+    )
+
+
 def over(group: Group) -> bool:
     """Has every rank ended, with nothing of theirs still becoming a checkpoint?"""
     if not group.live or group.gone < group.world_size:
         return False
-    return not any(pending.phase == commit.SEALING for pending in group.commits.pending.values())
+    return not group.commits.pending
 
 
 def finished(group: Group) -> bool:
@@ -191,7 +226,7 @@ def ended(group: Group, at: float, outcome: str, roots: tuple[f.RankFailure, ...
 
 def abandoned_directories(group: Group) -> tuple[str, ...]:
     """Directories that uploads of this attempt began and will never finish."""
-    return tuple(pending.directory for pending in group.commits.pending.values() if pending.directory)
+    return tuple(group.commits.abandoned)
 
 
 def _begin_attempt(group: Group, change: f.AttemptStarted) -> None:
@@ -201,7 +236,7 @@ def _begin_attempt(group: Group, change: f.AttemptStarted) -> None:
     group.ranks = [Rank() for _ in range(change.world_size)]
     group.failures = []
     commit.clear(group.commits)
-    group.started = group.returned = group.gone = group.floor = group.floor_told = 0
+    group.started = group.returned = group.gone = group.floor = group.floor_told = group.most_calls = 0
     group.at_floor = change.world_size
 
 
@@ -210,6 +245,7 @@ def _count_calls(group: Group, number: int, calls: int) -> None:
     if rank.calls == group.floor and calls > rank.calls:
         group.at_floor -= 1
     rank.calls = max(rank.calls, calls)
+    group.most_calls = max(group.most_calls, calls)
     _raise_floor(group)
 
 
@@ -223,6 +259,10 @@ def _raise_floor(group: Group) -> None:
 
 
 def _observe_rank(group: Group, event: v.RankEvent, rank: Rank) -> v.Decision:
+    if isinstance(event, v.FilesUploaded):
+        return _uploaded(group, event)
+    if isinstance(event, v.UploadGaveUp):
+        return _upload_gave_up(group, event, rank)
     if rank.gone:
         return v.NOTHING
     if isinstance(event, v.RowsArrived):
@@ -233,16 +273,16 @@ def _observe_rank(group: Group, event: v.RankEvent, rank: Rank) -> v.Decision:
         return _declared(group, event, rank)
     if isinstance(event, v.FilesDigested):
         return _digested(group, event)
-    if isinstance(event, v.FilesUploaded):
-        return _uploaded(group, event)
-    if isinstance(event, v.UploadGaveUp):
-        return _upload_gave_up(group, event, rank)
     if isinstance(event, v.RankReturned):
         if rank.returned or rank.failed:
             return v.NOTHING
         return v.Decision((v.Returned(group=group.name, rank=event.rank, value=event.value),))
     if isinstance(event, v.RankRaised):
         return _raised(group, event, rank)
+    if isinstance(event, v.RankQuiet):
+        return hang.went_quiet(group, event)
+    if isinstance(event, v.StacksTold):
+        return hang.stacks_told(group, event)
     if isinstance(event, v.RankExited):
         return _exited(group, event, rank)
     if isinstance(event, v.CheckpointFoundDamaged):
@@ -259,11 +299,19 @@ def _rows(group: Group, event: v.RowsArrived, rank: Rank) -> v.Decision:
 def _declared(group: Group, event: v.FilesDeclared, rank: Rank) -> v.Decision:
     if event.call != rank.calls + 1:
         return v.NOTHING
+    row = _row_fact(group, event, event.call, 1, event.metrics)
+    if group.phase == ENDING:
+        return v.Decision((row,))
     declared = v.CommitDeclared(
-        group=group.name, rank=event.rank, call=event.call, metrics=event.metrics, files=event.files
+        group=group.name,
+        rank=event.rank,
+        call=event.call,
+        metrics=event.metrics,
+        files=event.files,
+        manner=event.manner,
     )
     # In this order: the row may be the last that is missing, and rank 0's metrics of this call are let go then.
-    return v.Decision((declared, _row_fact(group, event, event.call, 1, event.metrics)))
+    return v.Decision((declared, row))
 
 
 def _row_fact(group: Group, event: v.RankEvent, first: int, count: int, rows: bytes) -> f.RowsReported:
@@ -315,6 +363,9 @@ def _commit(group: Group, event: v.ManifestWritten) -> v.Decision:
 
 
 def _upload_gave_up(group: Group, event: v.UploadGaveUp, rank: Rank) -> v.Decision:
+    if group.phase == ENDING:
+        pending = commit.by_index(group.commits, event.index)
+        return v.Decision((v.CommitDropped(group=group.name, call=pending.call),) if pending else ())
     if event.unreadable and rank.failed:
         return v.NOTHING
     kind = failures.FILES if event.unreadable else failures.STORAGE
@@ -364,21 +415,21 @@ def _not_placed(group: Group, event: v.GroupNotPlaced) -> v.Decision:
     return v.Decision((_failed(group, 0, failures.STARTUP, event.reason), *gone))
 
 
-def _missing_ranks(group: Group) -> v.Failed | None:
-    """A rank that has ended will never make the call that others wait at."""
-    call = min(group.commits.pending)
-    missing = [number for number, rank in enumerate(group.ranks) if rank.returned and rank.calls < call]
-    if not missing:
-        return None
-    first, *others = missing
-    calls = group.ranks[first].calls
-    too = f" ({_ranks(others)} ended early too)" if others else ""
-    waiting = sorted(group.commits.pending[call].files)
+def _missing_ranks(group: Group) -> v.Failed:
+    """A rank that has ended will never make the calls that others have made."""
+    missing = [n for n, rank in enumerate(group.ranks) if rank.returned and rank.calls == group.least_returned]
+    others = [n for n, rank in enumerate(group.ranks) if rank.calls > group.least_returned]
     message = (
-        f"ended after {calls} report{'s' if calls != 1 else ''}{too} while {_ranks(waiting)} brought a checkpoint to "
-        f"report {call}; every rank must call report the same number of times"
+        f"ended after {_reports(group.least_returned)} while {_ranks(others)} went on to report "
+        f"{group.least_returned + 1}; every rank must call report the same number of times"
     )
-    return _failed(group, first, failures.MISMATCH, message)
+    if len(missing) > 1:
+        message += f" ({_ranks(missing[1:])} ended there too)"
+    return _failed(group, missing[0], failures.MISMATCH, message)
+
+
+def _reports(count: int) -> str:
+    return f"{count} report{'' if count == 1 else 's'}"
 
 
 def _failed(group: Group, rank: int, kind: str, message: str) -> v.Failed:

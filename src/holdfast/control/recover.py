@@ -5,7 +5,6 @@ Blocking; runs in a thread. It decides nothing: what to do about what it finds i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +16,6 @@ from holdfast.journal.open import open_log
 from holdfast.storage.store import Store
 
 S = TypeVar("S")
-_CHECKPOINT = re.compile(r"checkpoint_\d{6,}")
 
 
 class Recovered(msgspec.Struct, Generic[S], frozen=True):
@@ -26,7 +24,7 @@ class Recovered(msgspec.Struct, Generic[S], frozen=True):
     log: Log
     state: S
     directories: tuple[str, ...]
-    """Every checkpoint directory that lies in storage, committed or not."""
+    """Every folder that lies in the run's directory."""
 
 
 def open_run(
@@ -43,7 +41,7 @@ def open_run(
     log, replay = open_log(store, holder, take_over=take_over, **options)
     try:
         state = fold(replay, state_type, new_state, apply)
-        directories = tuple(name for name in store.folders("") if _CHECKPOINT.fullmatch(name))
+        directories = tuple(store.folders(""))
     except BaseException:
         log.close()
         raise

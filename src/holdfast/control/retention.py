@@ -43,9 +43,13 @@ def retire(checkpoints: Sequence[Kept], policy: Policy) -> tuple[int, ...]:
     if policy.num_to_keep is None or len(checkpoints) <= policy.num_to_keep:
         return ()
     newest = max((kept.index for kept in checkpoints if kept.sound), default=-1)
-    ranked = sorted(checkpoints, key=lambda kept: _rank(kept, policy), reverse=True)
-    keep = {kept.index for kept in ranked[: policy.num_to_keep]} | {newest}
+    keep = {kept.index for kept in ranked(checkpoints, policy)[-policy.num_to_keep :]} | {newest}
     return tuple(sorted(kept.index for kept in checkpoints if kept.index not in keep))
+
+
+def ranked(checkpoints: Sequence[Kept], policy: Policy) -> list[Kept]:
+    """From the worst to the best: by score where the policy names one, else, and where scores are equal, by age."""
+    return sorted(checkpoints, key=lambda kept: _rank(kept, policy))
 
 
 def _rank(kept: Kept, policy: Policy) -> tuple[bool, float, int]:

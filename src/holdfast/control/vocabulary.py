@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.journal.facts import Fact, RankFailure
-from holdfast.wire.messages import FileEntry
+from holdfast.wire.messages import FileEntry, Manner
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +59,7 @@ class FilesDeclared(RankEvent, frozen=True, kw_only=True):
     call: int
     metrics: bytes
     files: tuple[FileEntry, ...]
+    manner: Manner = Manner()
 
 
 class FilesDigested(RankEvent, frozen=True, kw_only=True):
@@ -106,6 +107,16 @@ class RankExited(RankEvent, frozen=True, kw_only=True):
     lost: bool = False
 
 
+class RankQuiet(RankEvent, frozen=True, kw_only=True):
+    """The rank has made no progress for so long."""
+
+    seconds: float
+
+
+class StacksTold(RankEvent, frozen=True, kw_only=True):
+    text: str
+
+
 class CheckpointFoundDamaged(RankEvent, frozen=True, kw_only=True):
     index: int
     reason: str
@@ -127,7 +138,7 @@ class StopAsked(Event, frozen=True, kw_only=True):
 
 
 class DirectoriesFound(Event, frozen=True, kw_only=True):
-    """These checkpoint directories lay in storage when the run was opened, committed or not."""
+    """These folders lay in the run's directory when it was opened."""
 
     directories: tuple[str, ...]
 
@@ -151,6 +162,7 @@ class CommitDeclared(Note, frozen=True, kw_only=True):
     call: int
     metrics: bytes
     files: tuple[FileEntry, ...]
+    manner: Manner = Manner()
 
 
 class CommitDigesting(Note, frozen=True, kw_only=True):
@@ -206,6 +218,26 @@ class Ending(Note, frozen=True, kw_only=True):
     """The attempt is being brought to its end."""
 
 
+class Watched(Note, frozen=True, kw_only=True):
+    """The agents have been told to watch for ranks that make no progress for so long."""
+
+    seconds: float
+
+
+class Hung(Note, frozen=True, kw_only=True):
+    rank: int
+    seconds: float
+
+
+class StacksNoted(Note, frozen=True, kw_only=True):
+    rank: int
+    text: str
+
+
+class StacksDue(Note, frozen=True, kw_only=True):
+    """Stacks that have not been told by now are not waited for."""
+
+
 class FloorTold(Note, frozen=True, kw_only=True):
     floor: int
 
@@ -241,6 +273,22 @@ class StartGroup(Command, frozen=True, kw_only=True):
 
 
 class KillGroup(Command, frozen=True, kw_only=True):
+    """End an attempt's workers; uploads of the checkpoints to ``finish`` go on."""
+
+    group: str
+    attempt: int
+    finish: tuple[int, ...] = ()
+
+
+class Watch(Command, frozen=True, kw_only=True):
+    """Have ranks told of that make no progress for so long."""
+
+    group: str
+    attempt: int
+    seconds: float
+
+
+class DumpStacks(Command, frozen=True, kw_only=True):
     group: str
     attempt: int
 

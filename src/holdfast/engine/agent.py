@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
@@ -19,6 +20,7 @@ from holdfast import faultpoints
 from holdfast.engine.launch import Boot
 from holdfast.engine.outputs import LogTail
 from holdfast.engine.processes import Processes, WorkerExit, WorkerKey
+from holdfast.engine.watchdog import Watchdog
 from holdfast.errors import DamagedError, StorageError
 from holdfast.storage.manifest import read_manifest, verify
 from holdfast.storage.store import SourceError, Store, open_store
@@ -55,7 +57,6 @@ class _Worker:
         self.storage_uri = start.context.storage_uri
         self.calls = 0
         self.rows: list[bytes] = []
-        self.declared: dict[int, Path] = {}
         self.tail = tail
 
 
@@ -78,11 +79,14 @@ class Agent:
         self._stores: dict[str, Store] = {}
         self._programs: dict[str, bytes] = {}
         self._workers: dict[WorkerKey, _Worker] = {}
+        self._declared: dict[tuple[WorkerKey, int], m.Declare] = {}
+        """What ranks have brought and nobody has asked to upload yet; it may outlive them."""
         self._uploads: dict[tuple[WorkerKey, int], asyncio.Task[None]] = {}
         self._verified: dict[tuple[str, int, int], asyncio.Task[StorageError | None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._draining = False
         self._tailing: asyncio.Task[None] | None = None
+        self._watchdog = Watchdog(uplink.send, processes, run, self._spawn)
         processes.listen(self)
 
     def handle(self, message: m.ToAgent) -> None:
@@ -99,7 +103,12 @@ class Agent:
             case m.Tell():
                 for rank in message.ranks:
                     self._processes.send((message.group, message.attempt, rank), message.body)
+            case m.Watch():
+                self._watchdog.limit(message)
+            case m.DumpStacks():
+                self._watchdog.dump(message)
             case m.Prepare():
+                faultpoints.follow(message.environment.variables)
                 self._spawn(self._prepare(message))
             case m.Program():
                 self._programs[message.id] = message.body
@@ -120,6 +129,7 @@ class Agent:
         if not worker.rows:
             asyncio.get_running_loop().call_later(COMPANY_S, self._pass_on_rows, key, worker)
         worker.rows += rows
+        self._watchdog.progress(key)
         if self._uplink.congested and not self._draining:
             self._draining = True
             self._spawn(self._hold_back())
@@ -128,23 +138,31 @@ class Agent:
         worker = self._workers.get(key)
         if worker is None:
             return
+        if isinstance(message, m.Inside | m.Heartbeat):
+            self._watchdog.enter(key, isinstance(message, m.Inside) and message.inside)
+            return
         self._pass_on_rows(key, worker)
+        self._watchdog.progress(key)
         match message:
             case m.Declare():
                 worker.calls = message.call
-                worker.declared[message.call] = Path(message.directory)
-                self._uplink.send(m.Declared(*key, message.call, message.metrics, message.files))
+                self._declared[(key, message.call)] = message
+                self._uplink.send(m.Declared(*key, message.call, message.metrics, message.files, message.manner))
             case m.Started():
+                self._watchdog.begin(key)
                 self._uplink.send(m.WorkerStarted(*key, message.pid))
             case m.Fetch():
                 self._spawn(self._fetch(key, worker.storage_uri, message.checkpoint))
             case m.Return():
+                self._watchdog.end(key)
                 self._uplink.send(m.Returned(*key, message.value, message.pickled))
             case m.Raise():
+                self._watchdog.end(key)
                 self._uplink.send(m.Raised(*key, message.error, message.started))
 
     def worker_exited(self, key: WorkerKey, end: WorkerExit) -> None:
         worker = self._workers.pop(key, None)
+        self._watchdog.remove(key)
         if worker is not None:
             self._pass_on_rows(key, worker)
             if worker.tail is not None:
@@ -163,14 +181,16 @@ class Agent:
         log = self._store(context.storage_uri).local_path(message.log) or self._folder / message.log
         tail = LogTail(log) if message.echo else None
         self._workers[key] = _Worker(message, tail)
+        self._watchdog.add(key, log)
+        self._declared = {what: brought for what, brought in self._declared.items() if not _older(what[0], key)}
         begin = m.Begin(self._programs.get(message.program, b""), context, message.resume)
         self._processes.start(key, message.environment, str(log), {}, frame(begin))
         if tail is not None and self._tailing is None:
             self._tailing = self._spawn(self._follow_outputs())
 
     def _kill_group(self, message: m.KillGroup) -> None:
-        for (key, _), task in list(self._uploads.items()):
-            if key[:2] == (message.group, message.attempt):
+        for (key, index), task in list(self._uploads.items()):
+            if key[:2] == (message.group, message.attempt) and index not in message.finish:
                 task.cancel()
         for key in list(self._workers):
             if key[:2] == (message.group, message.attempt):
@@ -181,20 +201,18 @@ class Agent:
 
     def _begin_upload(self, message: m.Upload) -> None:
         key = (message.group, message.attempt, message.rank)
-        worker = self._workers.get(key)
-        if worker is None:
-            return
-        directory = worker.declared.pop(message.call)
-        self._uploads[(key, message.index)] = self._spawn(self._upload(key, directory, message))
+        declared = self._declared.pop((key, message.call), None)
+        if declared is not None:
+            self._uploads[(key, message.index)] = self._spawn(self._upload(key, declared, message))
 
-    async def _upload(self, key: WorkerKey, directory: Path, message: m.Upload) -> None:
+    async def _upload(self, key: WorkerKey, declared: m.Declare, message: m.Upload) -> None:
         def on_trouble(error: Exception) -> None:
             self._uplink.send(m.UploadTrouble(*key, message.index, str(error), False))
 
         faultpoints.reach("upload.begin", rank=message.rank, index=message.index)
         try:
             files = await upload(
-                directory,
+                Path(declared.directory),
                 message.files,
                 self._store(message.storage_uri),
                 message.directory,
@@ -208,15 +226,17 @@ class Agent:
         else:
             faultpoints.reach("upload.end", rank=message.rank, index=message.index)
             self._uplink.send(m.Uploaded(*key, message.index, files))
+            if declared.manner.delete:
+                await self._run(shutil.rmtree, declared.directory, True)
         finally:
             self._uploads.pop((key, message.index), None)
 
     async def _digest(self, message: m.Digest) -> None:
         key = (message.group, message.attempt, message.rank)
-        worker = self._workers.get(key)
-        if worker is None:
+        declared = self._declared.get((key, message.call))
+        if declared is None:
             return
-        source = self._opener(str(worker.declared[message.call]))
+        source = self._opener(declared.directory)
         files = []
         try:
             for name in message.files:
@@ -272,6 +292,7 @@ class Agent:
             self._draining = False
             for key in held:
                 self._processes.resume(key)
+                self._watchdog.progress(key)
 
     async def _follow_outputs(self) -> None:
         """Pass on what echoed workers print, until none is left."""
@@ -304,6 +325,11 @@ class Agent:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             asyncio.get_running_loop().call_exception_handler({"message": "the agent has failed", "exception": error})
+
+
+def _older(one: WorkerKey, other: WorkerKey) -> bool:
+    """Is this a worker of an earlier attempt of the same group?"""
+    return one[0] == other[0] and one[1] < other[1]
 
 
 def threads(pool: concurrent.futures.Executor) -> Callable[..., Any]:

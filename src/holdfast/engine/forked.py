@@ -11,6 +11,7 @@ be made: workers that run go on, but the first need of a new zygote ends the age
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -154,6 +155,12 @@ class ForkedProcesses(Processes):
         elif not kernel.has_ended(worker.pidfd):
             worker.ours = not kernel.is_ending(worker.pid)  # else it dies by itself, and that is to be told
             signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
+
+    def signal(self, key: WorkerKey, number: int) -> None:
+        worker = self._workers.get(key)
+        if worker is not None and worker.pidfd >= 0 and not kernel.has_ended(worker.pidfd):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(worker.pidfd, number)
 
     def pause(self, key: WorkerKey) -> None:
         worker = self._workers.get(key)

@@ -93,6 +93,7 @@ class LocalEngine(Engine):
 
     async def close(self) -> None:
         self._closed = True
+        shutil.rmtree(self._folder, ignore_errors=True)  # now, while there are janitors to do it if this process dies
         await asyncio.gather(*(self._end(node) for node in self._nodes.values()))
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -69,6 +69,10 @@ class Processes(ABC):
     def kill(self, key: WorkerKey) -> None: ...
 
     @abstractmethod
+    def signal(self, key: WorkerKey, number: int) -> None:
+        """Send a signal to a worker that is past its birth; nothing happens when it is gone."""
+
+    @abstractmethod
     def pause(self, key: WorkerKey) -> None:
         """Read nothing more from this worker until ``resume``, so that it has to wait. What it said before its death is
         read in any case."""

@@ -78,6 +78,13 @@ class IndicesReserved(Fact, frozen=True, kw_only=True):
     until: int
 
 
+class DirectoryNamed(Fact, frozen=True, kw_only=True):
+    """A folder of the user's own naming is taken from now on, whatever becomes of its upload."""
+
+    group: str
+    directory: str
+
+
 class CheckpointCommitted(Fact, frozen=True, kw_only=True):
     """The checkpoint of call ``call`` is complete in storage; ``metrics`` are rank 0's."""
 
@@ -132,6 +139,7 @@ RunFact = (
     | AttemptRunning
     | RowsReported
     | IndicesReserved
+    | DirectoryNamed
     | CheckpointCommitted
     | CheckpointDamaged
     | CheckpointsRetired

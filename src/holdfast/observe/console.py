@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from holdfast.journal import facts as f
-from holdfast.observe.goodput import Goodput, goodput
+from holdfast.observe.goodput import goodput
 from holdfast.observe.history import Attempt, History
+from holdfast.observe.wording import account, brief, describe_root, duration, reports
 
 PATIENCE_S = 1.0
 """A failure is told together with its recovery, or after this long without one."""
@@ -75,17 +76,17 @@ class Console:
     def ended(self, now: float) -> None:
         """Say how the run ended, what came of its time, and where to look."""
         history = self._history
-        account = _account(goodput(history, now))
+        spent = account(goodput(history, now))
         logs = f"logs in {self._directory}/logs"
         if history.status == "FINISHED":
             newest, last = history.newest, history.last_metrics()
-            result = f" with {_brief(last)}" if last else ""
+            result = f" with {brief(last)}" if last else ""
             result += f", newest checkpoint {newest.directory}" if newest else ""
-            self._say(f"finished{result}; {account}; {logs}")
+            self._say(f"finished{result}; {spent}; {logs}")
         elif history.status == "STOPPED":
-            self._say(f"stopped ({history.reason}); run the same script again to resume; {account}; {logs}")
+            self._say(f"stopped ({history.reason}); run the same script again to resume; {spent}; {logs}")
         else:
-            self._say(f"FAILED: {history.reason}; {account}; {logs}")
+            self._say(f"FAILED: {history.reason}; {spent}; {logs}")
 
     def _tell_failure(self, recovered_at: float | None = None, *, final: bool = False) -> None:
         attempt, self._untold = self._untold, None
@@ -95,7 +96,7 @@ class Console:
         if not final:
             parts.append(self._redone(attempt))
         if recovered_at is not None and attempt.ended_at is not None:
-            parts.append(f"running again after {_duration(recovered_at - attempt.ended_at)}")
+            parts.append(f"running again after {duration(recovered_at - attempt.ended_at)}")
         self._say("; ".join(parts))
 
     def _price(self, attempt: Attempt) -> str:
@@ -111,9 +112,9 @@ class Console:
         newest = self._history.newest
         made = max(attempt.calls, default=0)
         if newest is None:
-            return f"starting over, {_reports(made)} redone"
+            return f"starting over, {reports(made)} redone"
         lost = made - newest.call if newest.attempt == attempt.number else made
-        return f"resuming from {newest.directory}, {_reports(max(lost, 0))} redone"
+        return f"resuming from {newest.directory}, {reports(max(lost, 0))} redone"
 
     def _say(self, text: str) -> None:
         say(text, self._stream)
@@ -129,56 +130,3 @@ def _write(text: str, stream: TextIO | None) -> None:
     with contextlib.suppress(OSError, ValueError):
         stream.write(text)
         stream.flush()
-
-
-def describe_root(failures: tuple[f.RankFailure, ...]) -> str:
-    """One line for the root of an attempt's failures, and a count of its consequences."""
-    root = failures[0]
-    alike = sorted(failure.rank for failure in failures if _says(failure) == _says(root))
-    text = f"rank{'s' if len(alike) > 1 else ''} {', '.join(map(str, alike))} {_says(root)}"
-    if root.calls:
-        text += f", {_reports(root.calls)} into the attempt"
-    others = [failure.rank for failure in failures if not failure.consequence and failure.rank not in alike]
-    followers = len([failure for failure in failures if failure.consequence and failure.rank not in alike])
-    if others:
-        text += f" (rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} failed too)"
-    if followers:
-        text += f" ({followers} other rank{'s' if followers > 1 else ''} failed as a consequence)"
-    return text
-
-
-def _says(failure: f.RankFailure) -> str:
-    """What happened to a rank, in one line."""
-    lines = failure.message.strip().splitlines()
-    first = lines[0].rstrip(".") if lines else ""
-    error = failure.error.removeprefix("holdfast.errors.")
-    return f"raised {error}: {first}" if error else first
-
-
-def _account(spent: Goodput) -> str:
-    rest = [
-        f"{label} {_duration(seconds)}"
-        for label, seconds in (("redone", spent.redone), ("starting", spent.starting), ("down", spent.down))
-        if seconds >= 0.0005
-    ]
-    detail = f"useful {_duration(spent.useful)} of {_duration(spent.wall)}"
-    return f"goodput {spent.share:.1%} ({', '.join([detail, *rest])})"
-
-
-def _brief(metrics: dict[str, Any]) -> str:
-    shown = [f"{key}={_value(value)}" for key, value in list(metrics.items())[:6]]
-    return ", ".join(shown) + (", …" if len(metrics) > 6 else "")
-
-
-def _value(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else f"{value!s:.40}"
-
-
-def _reports(count: int) -> str:
-    return f"{count} report{'s' if count != 1 else ''}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

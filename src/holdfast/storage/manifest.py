@@ -18,6 +18,8 @@ from holdfast.wire.messages import FileEntry
 VERSION = 1
 _PARALLEL = 4
 _LARGE = 1 << 20
+METADATA = ".metadata.json"
+"""The user's notes at the top of a checkpoint. They may be changed at any time, so no manifest lists them."""
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -39,7 +41,8 @@ _decoder = msgspec.json.Decoder(Manifest)
 def write_manifest(store: Store, directory: str, manifest: Manifest) -> None:
     """Make the files that lie in ``directory`` a checkpoint: from now on, whatever happens, it exists."""
     store.settle(directory)
-    store.put(f"{directory}/{MANIFEST}", seal(msgspec.json.encode(manifest)))
+    files = tuple(entry for entry in manifest.files if entry.name != METADATA)
+    store.put(f"{directory}/{MANIFEST}", seal(msgspec.json.encode(msgspec.structs.replace(manifest, files=files))))
 
 
 def read_manifest(store: Store, directory: str) -> Manifest | None:

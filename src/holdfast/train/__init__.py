@@ -11,15 +11,24 @@ from holdfast.errors import (
     TrainingFailedError,
     WorkerGroupError,
 )
+from holdfast.train.callbacks import TrainRunContext, UserCallback
 from holdfast.train.checkpoint import Checkpoint
 from holdfast.train.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from holdfast.train.context import TrainContext, get_checkpoint, get_context, report
+from holdfast.train.context import (
+    CheckpointUploadMode,
+    TrainContext,
+    get_checkpoint,
+    get_context,
+    heartbeat,
+    report,
+)
 from holdfast.train.result import Result
 from holdfast.train.trainer import DataParallelTrainer
 
 __all__ = [
     "Checkpoint",
     "CheckpointConfig",
+    "CheckpointUploadMode",
     "ControllerError",
     "DataParallelTrainer",
     "FailureConfig",
@@ -28,9 +37,12 @@ __all__ = [
     "RunConfig",
     "ScalingConfig",
     "TrainContext",
+    "TrainRunContext",
     "TrainingFailedError",
+    "UserCallback",
     "WorkerGroupError",
     "get_checkpoint",
     "get_context",
+    "heartbeat",
     "report",
 ]

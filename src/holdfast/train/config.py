@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from holdfast.errors import ConfigurationError
+from holdfast.train.callbacks import UserCallback
 from holdfast.train.options import is_number, is_text, is_whole, options, require
 
 DEFAULT_STORAGE = "~/holdfast_results"
@@ -35,12 +37,19 @@ class FailureConfig:
 
     ``max_failures`` is how often the group is restarted after its workers, or their node, failed (-1: without limit).
     ``controller_failure_limit`` is the same for workers that could not start. ``storage_timeout_s`` is how long a
-    report waits for a store that refuses before the run fails.
+    report waits for a store that refuses before the run fails. ``stop_on_repeat=True`` ends the run when the same
+    exception is raised at the same step in two attempts in a row, whatever is left of the budget.
+
+    ``hang_timeout_s`` is how long a rank may neither report nor call ``heartbeat`` before the group is restarted for
+    it; None is for ever. Time inside calls of ours does not count. "auto" learns it from the run: after five reports it
+    is 20 times the longest interval between two of rank 0's, and at least 300 seconds.
     """
 
     max_failures: int = 0
     controller_failure_limit: int = -1
     storage_timeout_s: float = 300.0
+    stop_on_repeat: bool = False
+    hang_timeout_s: float | str | None = None
 
     def check(self) -> None:
         for name in ("max_failures", "controller_failure_limit"):
@@ -48,6 +57,16 @@ class FailureConfig:
             require(is_whole(value) and value >= -1, "FailureConfig", name, value, "a whole number, or -1 for no limit")
         value = self.storage_timeout_s
         require(is_number(value) and value > 0, "FailureConfig", "storage_timeout_s", value, "a number of seconds")
+        repeat = self.stop_on_repeat
+        require(isinstance(repeat, bool), "FailureConfig", "stop_on_repeat", repeat, "True or False")
+        hang = self.hang_timeout_s
+        require(
+            hang is None or hang == "auto" or (isinstance(hang, int | float) and is_number(hang) and hang > 0),
+            "FailureConfig",
+            "hang_timeout_s",
+            hang,
+            "a number of seconds, 'auto', or None for no limit",
+        )
 
 
 @options
@@ -88,7 +107,8 @@ class RunConfig:
 
     The same ``storage_path`` and ``name`` resume a run. ``worker_output`` chooses whose prints reach the console: those
     of ``rank_zero``, ``all`` or ``none``; all are kept in the run's ``logs``. ``take_over=True`` takes the run from a
-    driver that seems to be alive; that one can then do nothing more.
+    driver that seems to be alive; that one can then do nothing more. With ``report_barrier=True`` every report waits
+    for the same report of every other rank. ``callbacks`` are told in this process of reports and failures.
     """
 
     name: str | None = None
@@ -97,6 +117,8 @@ class RunConfig:
     checkpoint_config: CheckpointConfig | None = None
     worker_output: str = "rank_zero"
     take_over: bool = False
+    report_barrier: bool = False
+    callbacks: Sequence[UserCallback] | None = None
 
     def check(self) -> None:
         if self.name is not None:
@@ -114,7 +136,22 @@ class RunConfig:
             require(value is None or isinstance(value, kind), "RunConfig", name, value, f"a {kind.__name__}")
         output = self.worker_output
         require(output in WORKER_OUTPUT, "RunConfig", "worker_output", output, f"one of {', '.join(WORKER_OUTPUT)}")
-        require(isinstance(self.take_over, bool), "RunConfig", "take_over", self.take_over, "True or False")
+        for name in ("take_over", "report_barrier"):
+            value = getattr(self, name)
+            require(isinstance(value, bool), "RunConfig", name, value, "True or False")
+        check_callbacks(self.callbacks)
+
+
+def check_callbacks(callbacks: object) -> None:
+    """A list of objects, each of a class that extends UserCallback."""
+    listed = isinstance(callbacks, list | tuple)
+    require(callbacks is None or listed, "RunConfig", "callbacks", callbacks, "a list of UserCallback objects")
+    for number, callback in enumerate(callbacks if isinstance(callbacks, list | tuple) else ()):
+        if not isinstance(callback, UserCallback):
+            hint = f"; make one: {callback.__name__}()" if isinstance(callback, type) else ""
+            raise ConfigurationError(
+                f"RunConfig(callbacks=…): callbacks[{number}] is {callback!r:.80}, no UserCallback object{hint}"
+            )
 
 
 def check_name(name: object) -> None:

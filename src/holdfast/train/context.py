@@ -2,30 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import enum
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ConfigurationError
+from holdfast.train import bringing
 from holdfast.train.checkpoint import Checkpoint
-from holdfast.wire.messages import WorkerContext
+from holdfast.wire import messages as m
 from holdfast.wire.metrics import encode_metrics
 from holdfast.worker import session
 
 
-def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
+class CheckpointUploadMode(enum.Enum):
+    """When ``report`` returns: SYNC after the commit, ASYNC at once. With NO_UPLOAD the files lie in the run's
+    directory already.
+    """
+
+    SYNC = m.SYNC
+    ASYNC = m.ASYNC
+    NO_UPLOAD = m.NO_UPLOAD
+
+
+def report(
+    metrics: Mapping[str, Any],
+    checkpoint: Checkpoint | None = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+    delete_local_checkpoint_after_upload: bool | None = None,
+    checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+) -> None:
     """Report metrics, and optionally a checkpoint. Every rank must call it the same number of times.
 
     Without a checkpoint it returns as soon as the metrics have left this process. With one it returns when the
     checkpoint is complete in storage and recorded: whatever dies after that, the next attempt starts from it or a newer
     one. The files of all ranks that bring some to the same call become one directory; rank 0's metrics stand for it.
+
+    ``checkpoint_upload_mode=CheckpointUploadMode.ASYNC`` returns at once: the node's agent uploads while training goes
+    on, commits are made in the order of the calls, at most two of a rank's are under way, and all are done before
+    ``fit`` returns. The directory must stay until then; it is removed after its upload unless
+    ``delete_local_checkpoint_after_upload=False``. With ``NO_UPLOAD`` the files lie in the run's own directory
+    (``get_context().get_storage()``) already. ``checkpoint_upload_fn(checkpoint, name)`` puts the files there itself,
+    in the folder ``name``, and returns the checkpoint that lies there; whether they last is then the user's care.
+    ``checkpoint_dir_name`` is the folder's name; one that was used before gets the checkpoint's index as a suffix.
     """
     here = session.current("train.report()")
-    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+    if checkpoint is None:
+        here.report(encode_metrics(metrics))
+        return
+    manner = bringing.manner(
+        getattr(checkpoint_upload_mode, "value", ""),
+        checkpoint_dir_name,
+        delete_local_checkpoint_after_upload,
+    )
+    if not isinstance(checkpoint, Checkpoint):
         raise ConfigurationError(
             f"report(checkpoint={checkpoint!r:.80}): pass a Checkpoint, made by Checkpoint.from_directory(path)"
         )
-    here.report(encode_metrics(metrics), None if checkpoint is None else Path(checkpoint.path))
+    text = encode_metrics(metrics)
+    path = Path(checkpoint.path)
+    if checkpoint_upload_fn is not None:
+        name = manner.name or here.next_directory()
+        uploaded = checkpoint_upload_fn(checkpoint, name)
+        if not isinstance(uploaded, Checkpoint):
+            raise ConfigurationError("checkpoint_upload_fn must return the Checkpoint that it has uploaded")
+        path, manner = Path(uploaded.path), m.Manner(m.NO_UPLOAD)
+    if manner.mode == m.NO_UPLOAD:
+        manner = m.Manner(m.NO_UPLOAD, bringing.place(path, here.context.storage_uri))
+    here.report(text, path, manner)
+
+
+def heartbeat() -> None:
+    """Tell the watchdog that this rank is alive, in the middle of a step that takes longer than ``hang_timeout_s``.
+
+    It is cheap: call it as often as you like.
+    """
+    session.current("train.heartbeat()").heartbeat()
 
 
 def get_checkpoint() -> Checkpoint | None:
@@ -43,7 +96,7 @@ def get_context() -> TrainContext:
 class TrainContext:
     """Who a worker is: its rank among all, among its node's, and its run."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: m.WorkerContext) -> None:
         self._context = context
 
     def get_experiment_name(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.control import failures, group, retention
+from holdfast.control import commit, failures, group, hang, retention
 from holdfast.control import vocabulary as v
 from holdfast.journal import facts as f
 
@@ -25,6 +25,10 @@ class Settings(msgspec.Struct, frozen=True):
     world_size: int
     limits: dict[str, int]
     retention: retention.Policy = retention.Policy()
+    floor_step: int = group.FLOOR_STEP
+    """In steps of how many calls the slowest rank's progress is told to the others."""
+    stop_on_repeat: bool = False
+    hang_timeout_s: float | str | None = None
 
 
 class Checkpoint(msgspec.Struct):
@@ -36,6 +40,8 @@ class Checkpoint(msgspec.Struct):
     call: int
     metrics: msgspec.Raw
     damaged: bool = False
+    position: int = 0
+    """How many calls of the run's line lead up to it, those of earlier attempts included."""
 
 
 class TrainState(msgspec.Struct):
@@ -51,6 +57,10 @@ class TrainState(msgspec.Struct):
     charged: dict[str, int] = {}
     startup_failures: int = 0
     startup_error: str = ""
+    position: int = 0
+    """How many calls of the run's line were made before this attempt."""
+    raised: tuple[str, ...] = ()
+    """The signatures of what the ranks of the last failed attempt raised."""
     waiting: bool = False
     lingering: bool = False
     unranked: bool = False
@@ -82,6 +92,7 @@ class TrainMachine:
             state.checkpoints[change.index] = Checkpoint(
                 change.index, change.directory, change.attempt, change.call, change.metrics
             )
+            state.checkpoints[change.index].position = state.position + change.call
             state.unranked = True
         elif isinstance(change, f.CheckpointDamaged):
             state.checkpoints[change.index].damaged = True
@@ -101,6 +112,8 @@ class TrainMachine:
             state.waiting = change.waiting
         elif isinstance(change, f.AttemptStarted):
             state.lingering = False
+            resumed = None if change.resume is None else state.checkpoints.get(change.resume)
+            state.position = resumed.position if resumed is not None else 0
         elif isinstance(change, v.Lingering):
             state.lingering = True
         elif isinstance(change, v.Ranked):
@@ -123,16 +136,15 @@ class TrainMachine:
         if isinstance(event, v.StopAsked) and not state.stop_reason:
             return v.Decision((v.StopNoted(group=GROUP, reason=event.reason),))
         if isinstance(event, v.DirectoriesFound):
-            committed = {checkpoint.directory for checkpoint in state.checkpoints.values()}
-            return v.Decision((), _sweep(tuple(name for name in event.directories if name not in committed)))
+            return v.Decision((), _sweep(_left_behind(state, event.directories)))
         return v.NOTHING
 
     def _delay_passed(self, state: TrainState, event: v.DelayPassed) -> v.Decision:
         if event.name == RETRY and state.waiting:
             return v.Decision((v.Waiting(group=GROUP, waiting=False),))
         if event.name == f"{LINGER} {state.group.attempt}" and state.group.phase == group.RUNNING:
-            return _kill(state)
-        return v.NOTHING
+            return group.bring_to_end(state.group)
+        return hang.lose_patience(state.group, event.name) or group.lose_patience(state.group, event.name)
 
     def _settle(self, state: TrainState, at: float) -> v.Decision:
         if state.status != LIVE:
@@ -142,7 +154,7 @@ class TrainMachine:
         if state.group.phase == group.IDLE:
             return self._next_attempt(state, at)
         if state.stop_reason and state.group.phase != group.ENDING:
-            return _kill(state)
+            return group.bring_to_end(state.group)
         if group.over(state.group):
             return self._end(state, at)
         if state.group.returned == state.group.world_size and not state.lingering:
@@ -150,7 +162,10 @@ class TrainMachine:
             return v.Decision((v.Lingering(group=GROUP),), (patience,))
         if state.unranked:
             return self._retire(state, at)
-        return group.settle(state.group, at)
+        watching = state.group.phase in (group.STARTING, group.RUNNING) and not state.group.failures
+        return (watching and hang.settle(state.group, self.settings.hang_timeout_s)) or group.settle(
+            state.group, at, self.settings.floor_step
+        )
 
     def _next_attempt(self, state: TrainState, at: float) -> v.Decision:
         if state.stop_reason:
@@ -198,7 +213,7 @@ class TrainMachine:
         root = roots[0]
         charge = failures.paid_by(root.kind)
         ended = group.ended(gang, at, "failed", roots, charge)
-        give_up = self._gives_up(state, root, charge)
+        give_up = self._gives_up(state, roots, charge)
         if give_up:
             return _finish(ended, *damaged, f.RunEnded(at=at, status=FAILED, reason=give_up), before=sweep)
         if charge == failures.CONTROLLER_LIMIT:
@@ -206,12 +221,15 @@ class TrainMachine:
             return v.Decision((ended, *damaged, v.Waiting(group=GROUP, waiting=True)), (*sweep, pause))
         return v.Decision((ended, *damaged), sweep)
 
-    def _gives_up(self, state: TrainState, root: f.RankFailure, charge: str) -> str:
+    def _gives_up(self, state: TrainState, roots: tuple[f.RankFailure, ...], charge: str) -> str:
         """Why there is no further attempt; empty when there is one."""
+        root = roots[0]
         if root.kind == failures.STORAGE:
             return f"storage failed: rank {root.rank} {root.message}"
         if root.kind == failures.STARTUP and root.error and _startup_error(root) == state.startup_error:
             return "a worker could not start, twice with the same error"
+        if self.settings.stop_on_repeat and set(_raised(state, roots)) & set(state.raised):
+            return "stop_on_repeat: the same exception was raised at the same step in two attempts in a row"
         charged = {**state.charged, charge: state.charged.get(charge, 0) + 1}
         if charge and failures.exhausted(charge, charged, self.settings.limits):
             limit = self.settings.limits[charge]
@@ -234,6 +252,8 @@ class TrainMachine:
 def _end_attempt(state: TrainState, change: f.AttemptEnded) -> None:
     if change.charge:
         state.charged[change.charge] = state.charged.get(change.charge, 0) + 1
+    if change.outcome == "failed":
+        state.raised = _raised(state, change.failures)
     if change.failures and change.failures[0].kind == failures.STARTUP:
         state.startup_failures += 1
         state.startup_error = _startup_error(change.failures[0])
@@ -245,7 +265,7 @@ def _open(state: TrainState, change: f.RunOpened) -> None:
     state.waiting, state.stop_reason = False, ""
     state.startup_failures, state.startup_error = 0, ""
     if change.restarted:
-        state.status, state.reason = LIVE, ""
+        state.status, state.reason, state.raised = LIVE, "", ()
     if change.fresh_budget:
         state.charged = {}
         if newest(state) is None:  # somebody may have restored one: each is looked at again
@@ -265,12 +285,20 @@ def _is_sound(state: TrainState, index: int) -> bool:
     return index in state.checkpoints and not state.checkpoints[index].damaged
 
 
+def _raised(state: TrainState, roots: tuple[f.RankFailure, ...]) -> tuple[str, ...]:
+    found = (failures.signature(failure, state.position) for failure in roots if not failure.consequence)
+    return tuple(signature for signature in found if signature)
+
+
 def _startup_error(failure: f.RankFailure) -> str:
     return f"{failure.error}: {failure.message}" if failure.error else ""
 
 
-def _kill(state: TrainState) -> v.Decision:
-    return v.Decision((v.Ending(group=GROUP),), (v.KillGroup(group=GROUP, attempt=state.group.attempt),))
+def _left_behind(state: TrainState, directories: tuple[str, ...]) -> tuple[str, ...]:
+    """Directories that are ours and no checkpoint: what uploads began and nobody committed, or deletions left."""
+    committed = {checkpoint.directory for checkpoint in state.checkpoints.values()}
+    begun = state.group.commits.named
+    return tuple(name for name in directories if name not in committed and (name in begun or commit.is_ours(name)))
 
 
 def _sweep(directories: tuple[str, ...]) -> tuple[v.Command, ...]:

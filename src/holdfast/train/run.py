@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import os
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -15,6 +17,7 @@ import msgspec
 
 from holdfast import __version__, faultpoints
 from holdfast.control.dispatch import Dispatcher, Job
+from holdfast.control.group import FLOOR_STEP
 from holdfast.control.loop import Controller
 from holdfast.control.recover import Recovered, open_run
 from holdfast.control.retention import Policy
@@ -23,25 +26,27 @@ from holdfast.engine.base import Gang
 from holdfast.engine.driver import current
 from holdfast.errors import (
     ConfigurationError,
-    ControllerError,
     HoldfastError,
     StorageError,
-    TrainingFailedError,
-    WorkerGroupError,
 )
 from holdfast.journal.epochs import this_process
 from holdfast.journal.facts import RankFailure, RunFact, RunOpened
 from holdfast.journal.fold import read_facts
 from holdfast.journal.open import read_records
-from holdfast.observe.console import Console, describe_root, say
+from holdfast.journal.requests import asked_to_stop, forget_requests
+from holdfast.observe.console import Console, say
 from holdfast.observe.history import History, fold_history
 from holdfast.storage.store import Store, open_store
 from holdfast.train import machine
+from holdfast.train.audience import Audience, ErrorOf
+from holdfast.train.callbacks import TrainRunContext
 from holdfast.train.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from holdfast.train.result import Result, result_of
+from holdfast.train.result import LOGS, RUN_FILE, Result, failure_of, rank_error, result_of
 from holdfast.wire.messages import Environment
 
-LOGS = "logs"
+RUN_AHEAD = 1000
+LOOK_S = 1.0
+"""How often the driver looks for a request to stop."""
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -72,7 +77,19 @@ class Ask(msgspec.Struct, frozen=True):
     def settings(self) -> machine.Settings:
         keep = self.run_config.checkpoint_config or CheckpointConfig()
         policy = Policy(keep.num_to_keep, keep.checkpoint_score_attribute, keep.checkpoint_score_order)
-        return machine.Settings(self.scaling.num_workers, self.limits, policy)
+        return machine.Settings(
+            self.scaling.num_workers,
+            self.limits,
+            policy,
+            floor_step=1 if self.run_config.report_barrier else FLOOR_STEP,
+            stop_on_repeat=self.failure.stop_on_repeat,
+            hang_timeout_s=self.failure.hang_timeout_s,
+        )
+
+    @property
+    def context(self) -> TrainRunContext:
+        named = dataclasses.replace(self.run_config, name=self.name, storage_path=self.storage_path)
+        return TrainRunContext(named, self.scaling)
 
     @property
     def gang(self) -> Gang:
@@ -111,17 +128,27 @@ class Run:
 
     def stop(self, reason: str) -> None:
         """Ask for a clean stop, from any thread."""
-        self._driver.call(self._stop(reason))
+        self._driver.call(self._stop(reason, "; press Ctrl-C again to end at once"))
 
     def abandon(self) -> None:
         """End at once, from any thread; the run can be resumed all the same."""
         self._driver.call(self._cancel())
 
-    async def _stop(self, reason: str) -> None:
+    async def _stop(self, reason: str, hint: str = "") -> None:
         self._stop_reason = reason
-        say(f"stopping ({reason}); press Ctrl-C again to end at once")
+        say(f"stopping ({reason}){hint}")
         if self._controller is not None:
             self._controller.post(StopAsked(at=time.time(), reason=reason))
+
+    async def _watch_requests(self, epoch: int) -> None:
+        """Stop cleanly when another process asks for it. A store that refuses is asked again at the next look."""
+        with contextlib.suppress(StorageError):
+            await self._driver.run(forget_requests, self._store, epoch)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(StorageError):
+                if await self._driver.run(asked_to_stop, self._store, epoch):
+                    await self._stop("asked by `holdfast stop`")
 
     async def _cancel(self) -> None:
         if self._task is not None:
@@ -142,7 +169,7 @@ class Run:
 
     def _finished_before(self, history: History) -> Result:
         say(f"run {self._ask.name!r} has finished before; its result is read from {self._store.uri}")
-        return result_of(history, self._store.uri)
+        return result_of(history, self._store.uri, self._ask.settings.retention)
 
     async def _open(self) -> Recovered[machine.TrainState]:
         settings = machine.TrainMachine(self._ask.settings)
@@ -168,9 +195,10 @@ class Run:
             "train_loop_config": self._ask.fingerprint,
             "num_workers": self._ask.scaling.num_workers,
             "limits": self._ask.limits,
+            "retention": self._ask.settings.retention,
             "holdfast": __version__,
         }
-        self._store.put("run.json", msgspec.json.format(msgspec.json.encode(asked)))
+        self._store.put(RUN_FILE, msgspec.json.format(msgspec.json.encode(asked)))
 
     async def _drive(self, recovered: Recovered[machine.TrainState], history: History) -> Result:
         console = Console(
@@ -183,13 +211,19 @@ class Run:
         console.opened(self._driver.engine.description, self._ask.scaling.num_workers)
         self._notice_changes(recovered.state, console)
         holder = this_process()
+
+        def error_of(attempt: int, failure: RankFailure) -> Callable[[], BaseException]:
+            pickled = dispatcher.pickled_errors.get((attempt, failure.rank), b"")
+            return lambda: _live_error(failure, pickled)
+
+        audience = Audience(self._ask.run_config.callbacks or (), self._ask.context, self._store.uri, error_of=error_of)
         controller = Controller(
             machine.TrainMachine(self._ask.settings),
             recovered.state,
             recovered.log,
             self._driver.run,
             time.time,
-            observers=(history.apply, console.observe),
+            observers=(history.apply, console.observe, audience.observe),
             lease_s=holder.lease_s,
         )
         dispatcher = Dispatcher(
@@ -203,15 +237,18 @@ class Run:
         )
         controller.hands = dispatcher
         self._controller = controller
-        try:
-            self._begin(controller, recovered)
-            await self._driver.run(self._write_run_file)
-            await controller.wait()
-        finally:
-            await dispatcher.close()
-            await asyncio.shield(controller.close())
+        requests = asyncio.ensure_future(self._watch_requests(recovered.log.epoch))
+        async with audience:
+            try:
+                self._begin(controller, recovered)
+                await self._driver.run(self._write_run_file)
+                await controller.wait()
+            finally:
+                requests.cancel()
+                await dispatcher.close()
+                await asyncio.shield(controller.close())
         console.ended(time.time())
-        return self._outcome(history, dispatcher)
+        return self._outcome(history, dispatcher, error_of)
 
     def _begin(self, controller: Controller, recovered: Recovered[machine.TrainState]) -> None:
         state, log = recovered.state, recovered.log
@@ -250,12 +287,13 @@ class Run:
             echo=self._ask.run_config.worker_output,
             log_directory=LOGS,
             gang=self._ask.gang,
+            run_ahead=0 if self._ask.run_config.report_barrier else RUN_AHEAD,
         )
 
-    def _outcome(self, history: History, dispatcher: Dispatcher) -> Result:
+    def _outcome(self, history: History, dispatcher: Dispatcher, error_of: ErrorOf) -> Result:
         if history.status == machine.FAILED:
-            raise _failure(history, dispatcher, self._store.uri)
-        result = result_of(history, self._store.uri)
+            raise failure_of(history, self._store.uri, lambda failure: error_of(max(history.attempts), failure)())
+        result = result_of(history, self._store.uri, self._ask.settings.retention)
         if dispatcher.pickled_value:
             result.return_value = cloudpickle.loads(dispatcher.pickled_value)
         return result
@@ -292,29 +330,11 @@ def _look(store: Store) -> History:
     return fold_history(facts)
 
 
-def _failure(history: History, dispatcher: Dispatcher, uri: str) -> TrainingFailedError:
-    """The error of a run that gave up: the root rank's own traceback first."""
-    attempt = history.attempts[max(history.attempts)] if history.attempts else None
-    where = f"The logs of all workers are in {uri}/{LOGS}."
-    if attempt is None or not attempt.failures:
-        return ControllerError(f"{history.reason}\n{where}")
-    root = attempt.failures[0]
-    parts = [describe_root(attempt.failures)]
-    if root.traceback:
-        parts.append(root.traceback.rstrip())
-    parts += [f"The run has given up: {history.reason}.", where]
-    errors = {failure.rank: _error_of(failure, dispatcher, attempt.number) for failure in attempt.failures}
-    error = WorkerGroupError("\n".join(parts), errors)
-    error.__cause__ = errors[root.rank] if root.error else None
-    return error
-
-
-def _error_of(failure: RankFailure, dispatcher: Dispatcher, attempt: int) -> BaseException:
+def _live_error(failure: RankFailure, pickled: bytes) -> BaseException:
     """The rank's own exception where it could travel, or an error that says what happened to it."""
-    pickled = dispatcher.pickled_errors.get((attempt, failure.rank), b"")
     if pickled:
         with contextlib.suppress(Exception):
             error: BaseException = cloudpickle.loads(pickled)
             error.add_note(f"On rank {failure.rank}:\n{failure.traceback}")
             return error
-    return TrainingFailedError(f"rank {failure.rank} {failure.error or ''} {failure.message}".replace("  ", " "))
+    return rank_error(failure)

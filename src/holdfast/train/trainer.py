@@ -6,8 +6,9 @@ import concurrent.futures
 import datetime
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from holdfast.errors import ConfigurationError
 from holdfast.train import program
 from holdfast.train.config import DEFAULT_STORAGE, RunConfig, ScalingConfig
 from holdfast.train.options import refuse_unknown, require
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from holdfast.train.run import Ask, Run
 
 T = TypeVar("T")
+_GO_ON = (
+    "A run goes on by itself: make the trainer with the same storage_path and name in its RunConfig and call fit(), "
+    "and train.get_checkpoint() gives the newest checkpoint"
+)
 
 
 class DataParallelTrainer:
@@ -35,6 +40,12 @@ class DataParallelTrainer:
         **unknown: Any,
     ) -> None:
         owner = type(self).__name__
+        if unknown.pop("resume_from_checkpoint", None) is not None:
+            raise ConfigurationError(
+                f"{owner}(resume_from_checkpoint=…) is no longer an option. {_GO_ON}. To start a new run from the "
+                "checkpoint of another one, pass that checkpoint in train_loop_config and load it where "
+                "train.get_checkpoint() is None."
+            )
         refuse_unknown(owner, unknown, ("train_loop_config", "scaling_config", "run_config"))
         given = train_loop_config
         require(given is None or isinstance(given, Mapping), owner, "train_loop_config", given, "a dict")
@@ -59,6 +70,16 @@ class DataParallelTrainer:
         """
         run = self._runs.Run(self._ask())
         return _wait(run.start(), run)
+
+    @classmethod
+    def restore(cls, *arguments: Any, **options: Any) -> NoReturn:
+        """Not here any more; the error says what to do instead."""
+        raise ConfigurationError(f"{cls.__name__}.restore is no longer there. {_GO_ON}.")
+
+    @classmethod
+    def can_restore(cls, *arguments: Any, **options: Any) -> NoReturn:
+        """Not here any more; the error says what to do instead."""
+        raise ConfigurationError(f"{cls.__name__}.can_restore is no longer there, nothing has to be asked. {_GO_ON}.")
 
     def _ask(self) -> Ask:
         """Everything that the run needs to know, checked."""

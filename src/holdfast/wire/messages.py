@@ -22,6 +22,22 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
     checksum: str = ""
 
 
+SYNC, ASYNC, NO_UPLOAD = "sync", "async", "no_upload"
+
+
+class Manner(msgspec.Struct, frozen=True, array_like=True):
+    """How a call's files come to storage.
+
+    ``mode`` is SYNC (the rank waits), ASYNC (it goes on) or NO_UPLOAD (they lie in the run's directory already, in the
+    folder ``name``). Otherwise ``name`` is the folder that the user asked for, or empty. With ``delete`` the local
+    files are removed once they are uploaded.
+    """
+
+    mode: str = SYNC
+    name: str = ""
+    delete: bool = False
+
+
 class ErrorInfo(msgspec.Struct, frozen=True):
     """An exception of a worker, as text that any process can show, and pickled for the live driver alone."""
 
@@ -98,10 +114,12 @@ class StartWorker(Message, frozen=True):
 
 
 class KillGroup(Message, frozen=True):
-    """End every worker of this attempt and abandon its uploads. Each still answers Exited."""
+    """End every worker of this attempt and abandon its uploads, but for those of the checkpoints to ``finish``. Each
+    worker still answers Exited."""
 
     group: str
     attempt: int
+    finish: tuple[int, ...] = ()
 
 
 class Upload(Message, frozen=True):
@@ -137,7 +155,22 @@ class Tell(Message, frozen=True):
     body: bytes
 
 
-ToAgent = Prepare | Program | ForgetProgram | StartWorker | KillGroup | Upload | Digest | Tell
+class Watch(Message, frozen=True):
+    """Tell of every worker of this attempt that makes no progress for so long, by Quiet."""
+
+    group: str
+    attempt: int
+    seconds: float
+
+
+class DumpStacks(Message, frozen=True):
+    """Have every worker of this attempt write its stacks to its log. Answered by Stacks for each."""
+
+    group: str
+    attempt: int
+
+
+ToAgent = Prepare | Program | ForgetProgram | StartWorker | KillGroup | Upload | Digest | Tell | Watch | DumpStacks
 
 
 # agent → controller
@@ -177,6 +210,7 @@ class Declared(Message, frozen=True):
     call: int
     metrics: bytes
     files: tuple[FileEntry, ...]
+    manner: Manner = Manner()
 
 
 class Uploaded(Message, frozen=True):
@@ -254,6 +288,24 @@ class Damaged(Message, frozen=True):
     reason: str
 
 
+class Quiet(Message, frozen=True):
+    """A rank has made no progress for so long."""
+
+    group: str
+    attempt: int
+    rank: int
+    seconds: float
+
+
+class Stacks(Message, frozen=True):
+    """Where the rank's threads stand; empty when it did not say."""
+
+    group: str
+    attempt: int
+    rank: int
+    text: str
+
+
 class Output(Message, frozen=True):
     """Lines that an echoed worker printed."""
 
@@ -275,6 +327,8 @@ FromAgent = (
     | Raised
     | Exited
     | Damaged
+    | Quiet
+    | Stacks
     | Output
 )
 
@@ -333,12 +387,23 @@ class Declare(Message, frozen=True):
     metrics: bytes
     directory: str
     files: tuple[FileEntry, ...]
+    manner: Manner = Manner()
 
 
 class Fetch(Message, frozen=True):
     """Where do this checkpoint's files lie? Answered by Fetched after they were verified, once per node."""
 
     checkpoint: CheckpointRef
+
+
+class Inside(Message, frozen=True):
+    """The function has gone into a call of ours that takes time, or come back from it."""
+
+    inside: bool
+
+
+class Heartbeat(Message, frozen=True):
+    """The function is alive, though it reports nothing."""
 
 
 class Return(Message, frozen=True):
@@ -351,4 +416,4 @@ class Raise(Message, frozen=True):
     started: bool
 
 
-FromWorker = Started | Declare | Fetch | Return | Raise
+FromWorker = Started | Declare | Fetch | Inside | Heartbeat | Return | Raise

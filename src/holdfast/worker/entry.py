@@ -26,13 +26,15 @@ def run(stream: socket.socket) -> int:
     begin = session.await_begin()
     open_session(session)
     try:
-        faultpoints.reach("worker.begin", rank=begin.context.rank, attempt=begin.context.attempt)
+        faultpoints.locate(rank=begin.context.rank, attempt=begin.context.attempt)
+        faultpoints.reach("worker.begin")
         function, arguments = cloudpickle.loads(begin.program)
     except BaseException as error:
         return _raise(session, error, error.__traceback__, started=False)
     session.send(m.Started(os.getpid()))
     try:
         value = function(*arguments)
+        session.drain()
     except BaseException as error:
         frames = error.__traceback__.tb_next if error.__traceback__ else None
         return _raise(session, error, frames, started=True)

@@ -24,6 +24,10 @@ import msgspec
 from holdfast import faultpoints
 from holdfast.worker import kernel
 
+STACKS_SIGNAL = signal.SIGRTMAX - 5
+"""Upon this signal a worker writes the stacks of all its threads to its log, whatever it is doing. It is none that
+user code, batch systems or libraries are known to use."""
+
 
 class Birth(msgspec.Struct, frozen=True):
     """All that a clone must know to become a worker. ``zygotes_own`` are descriptors that it closes."""
@@ -49,6 +53,7 @@ def live(birth: Birth) -> NoReturn:
         _default_signals()
         os.environ.update(birth.variables)
         faulthandler.enable()
+        faulthandler.register(STACKS_SIGNAL, file=os.dup(2), all_threads=True)
         _reseed()
         faultpoints.arm_from_environment()
         faultpoints.reach("worker.born")

@@ -6,11 +6,13 @@ only inside its own calls. A metrics-only report has left the process when it re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast import faultpoints
@@ -20,6 +22,12 @@ from holdfast.wire.frames import FrameReader, frame, row_frame
 from holdfast.worker.files import scan
 
 CHUNK = 1 << 16
+HEARTBEAT_S = 0.2
+"""A heartbeat that follows the last one sooner is not sent."""
+BACKLOG = 2
+"""So many checkpoints of a rank may be under way in the background."""
+
+_SYNC = m.Manner()
 
 
 class Session:
@@ -34,9 +42,11 @@ class Session:
         self._newest: m.CheckpointRef | None = None
         self._calls = 0
         self._floor = 0
-        self._settled_call = 0
+        self._unsettled: set[int] = set()
+        """Calls that brought files and were neither committed nor refused yet."""
         self._refusal = ""
         self._fetched: m.Fetched | None = None
+        self._next_heartbeat = 0.0
 
     def await_begin(self) -> m.Begin:
         """The first message: what to run, and who we are."""
@@ -53,10 +63,15 @@ class Session:
     def send(self, message: m.Message) -> None:
         self._write(frame(message))
 
-    def report(self, metrics: bytes, directory: Path | None) -> None:
-        """One call: a row, or, with a directory, a checkpoint that is committed when this returns."""
+    def report(self, metrics: bytes, directory: Path | None = None, manner: m.Manner = _SYNC) -> None:
+        """One call: a row, or, with a directory, a checkpoint.
+
+        It is committed when this returns, unless its manner is ASYNC: then this waits only while as many others are
+        under way as there may be.
+        """
         with self._lock:
             self._check_process()
+            self._raise_refusal()
             call = self._calls + 1
             if directory is None:
                 faultpoints.reach("report.before", rank=self.context.rank, call=call)
@@ -67,11 +82,22 @@ class Session:
             else:
                 files = scan(directory)
                 faultpoints.reach("report.before", rank=self.context.rank, call=call)
-                self._write(frame(m.Declare(call, metrics, str(directory), files)))
+                self._write(frame(m.Declare(call, metrics, str(directory), files, manner)))
                 self._calls = call
+                self._unsettled.add(call)
                 faultpoints.reach("report.declared", rank=self.context.rank, call=call)
-                self._await_commit(call)
+                self._settle_down_to(BACKLOG if manner.mode == m.ASYNC else 0)
             faultpoints.reach("report.after", rank=self.context.rank, call=call)
+
+    def next_directory(self) -> str:
+        """A name that no other call of any attempt uses, the same on every rank."""
+        return f"checkpoint_attempt_{self.context.attempt}_report_{self._calls + 1}"
+
+    def drain(self) -> None:
+        """Wait until every checkpoint that this rank has brought is committed."""
+        with self._lock:
+            self._check_process()
+            self._settle_down_to(0)
 
     def newest_checkpoint(self) -> m.CheckpointRef | None:
         """The newest commit that has been told to this rank."""
@@ -94,15 +120,42 @@ class Session:
             raise DamagedError(answer.error)
         return Path(answer.path)
 
-    def _await_commit(self, call: int) -> None:
-        self._receive_until(lambda: self._settled_call >= call)
+    def _settle_down_to(self, backlog: int) -> None:
+        self._receive_until(lambda: len(self._unsettled) <= backlog)
+        self._raise_refusal()
+
+    def _raise_refusal(self) -> None:
         if self._refusal:
             refusal, self._refusal = self._refusal, ""
             raise ReportError(refusal)
 
+    def heartbeat(self) -> None:
+        """Say that the function is alive; not more often than is of use."""
+        now = time.monotonic()
+        if now < self._next_heartbeat or not self._lock.acquire(blocking=False):
+            return  # who holds the lock is inside a call of ours, which is as good
+        try:
+            self._check_process()
+            self._next_heartbeat = now + HEARTBEAT_S
+            self._write(frame(m.Heartbeat()))
+        finally:
+            self._lock.release()
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """What takes time in here is ours, and says nothing about the user's function."""
+        self._write(frame(m.Inside(True)))
+        try:
+            yield
+        finally:
+            self._write(frame(m.Inside(False)))
+
     def _receive_until(self, satisfied: Callable[[], bool]) -> None:
-        while not satisfied():
-            self._receive()
+        if satisfied():
+            return
+        with contextlib.nullcontext() if self._begin is None else self._inside():
+            while not satisfied():
+                self._receive()
 
     def _receive(self) -> None:
         data = self._stream.recv(CHUNK)
@@ -115,12 +168,12 @@ class Session:
     def _take(self, message: m.ToWorker) -> None:
         if isinstance(message, m.Committed):
             self._newest = message.checkpoint
-            self._settled_call = max(self._settled_call, message.call)
+            self._unsettled.discard(message.call)
         elif isinstance(message, m.Advance):
             self._floor = message.floor
         elif isinstance(message, m.Refused):
             self._refusal = message.error
-            self._settled_call = max(self._settled_call, message.call)
+            self._unsettled.discard(message.call)
         elif isinstance(message, m.Fetched):
             self._fetched = message
         else:

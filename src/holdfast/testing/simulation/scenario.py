@@ -10,6 +10,7 @@ from holdfast.control.failures import CONTROLLER_LIMIT, MAX_FAILURES
 from holdfast.control.retention import Policy
 from holdfast.testing.simulation.workers import Plan
 from holdfast.train.machine import Settings
+from holdfast.wire import messages as m
 
 DISK, BUCKET, LAX_BUCKET = "disk", "bucket", "lax bucket"
 
@@ -106,6 +107,7 @@ def _plan(chance: random.Random, world_size: int) -> Plan:
         shared=chance.random() < 0.3,
         conflict=len(bringers) > 1 and chance.random() < 0.03,
         pace_s=chance.choice((0.001, 0.01, 0.1)),
+        manner=m.Manner(chance.choice((m.SYNC, m.SYNC, m.ASYNC)), chance.choice(("", "", "", "best"))),
     )
 
 

@@ -40,7 +40,7 @@ class Truth:
         self.told: set[int] = set()
         """Checkpoints whose commit some worker was told of."""
         self._uploads: dict[str, tuple[int, int, int]] = {}
-        self._highest: dict[int, int] = {}
+        self._highest: dict[tuple[int, int], int] = {}
         self._late: set[str] = set()
         """Manifests that a displaced driver still wrote, where its successor may have swept: they count for nothing."""
         self._confirmed = 0
@@ -81,11 +81,11 @@ class Truth:
         first = self._uploads.setdefault(message.directory, who)
         if first != who:
             self._world.violate("3 names", f"{message.directory} was used by (epoch, attempt, call) {first} and {who}")
-        others = max((high for other, high in self._highest.items() if other < epoch), default=-1)
-        mine = self._highest.get(epoch, -1)
-        if message.index <= others or message.index < mine:
-            self._world.violate("3 names", f"{message.directory} by {who} after {max(others, mine)} was in use")
-        self._highest[epoch] = max(mine, message.index)
+        life = (epoch, message.attempt)
+        others = max((high for other, high in self._highest.items() if other < life), default=-1)
+        if message.index <= others:
+            self._world.violate("3 names", f"{message.directory} by {who} after {others} was in use")
+        self._highest[life] = max(self._highest.get(life, -1), message.index)
 
     def told_committed(self, worker: PlayedWorker, message: m.Committed) -> None:
         """A worker hears that a checkpoint is committed."""

@@ -17,6 +17,7 @@ from holdfast.engine.processes import Listener, Processes, WorkerExit, WorkerKey
 from holdfast.testing.simulation.clock import RUNNING, Process
 from holdfast.wire import messages as m
 from holdfast.wire.frames import FrameReader, frame, row_frame
+from holdfast.worker.session import BACKLOG
 
 if TYPE_CHECKING:
     from holdfast.testing.simulation.world import World
@@ -38,6 +39,8 @@ class Plan(msgspec.Struct, frozen=True):
     conflict: bool
     """Whether the bringers bring different files under one name, which cannot be committed."""
     pace_s: float
+    manner: m.Manner = m.Manner()
+    """In the background or not, under our name or the user's own."""
 
     def brings(self, rank: int, step: int) -> tuple[str, ...]:
         """The names of the files that a rank brings to a step."""
@@ -95,7 +98,7 @@ class PlayedWorker:
         self._frames: FrameReader[m.ToWorker] = FrameReader(m.ToWorker)
         self._begin: m.Begin | None = None
         self._fetched: m.Fetched | None = None
-        self._settled = 0
+        self._unsettled: set[int] = set()
         self._refusal = ""
         self._woken: asyncio.Future[None] | None = None
 
@@ -107,10 +110,10 @@ class PlayedWorker:
                 self.world.truth.begun(self.key, self.process.epoch, message)
             elif isinstance(message, m.Committed):
                 self.world.truth.told_committed(self, message)
-                self._settled = max(self._settled, message.call)
+                self._unsettled.discard(message.call)
             elif isinstance(message, m.Refused):
                 self._refusal = message.error
-                self._settled = max(self._settled, message.call)
+                self._unsettled.discard(message.call)
             elif isinstance(message, m.Fetched):
                 self._fetched = message
         if self._woken is not None and not self._woken.done():
@@ -140,6 +143,8 @@ class PlayedWorker:
             self.step = step = step + 1
             if not await self._report(step):
                 return
+        if not await self._settle_down_to(0):
+            return
         self._say(m.Return(b'{"steps":%d}' % step, b""))
         await world.pause(0.002 if world.chance.random() < 0.95 else 30.0)
         self.home.ended(self, WorkerExit(0))
@@ -176,9 +181,13 @@ class PlayedWorker:
             data = content(name, self.rank, step)
             self.world.files[f"{directory}/{name}"] = data
             files.append(m.FileEntry(name, len(data)))
-        self._say(m.Declare(self.calls, metrics, directory, tuple(files)))
-        call = self.calls
-        while self._settled < call:
+        manner = self.world.plan.manner
+        self._say(m.Declare(self.calls, metrics, directory, tuple(files), manner))
+        self._unsettled.add(self.calls)
+        return await self._settle_down_to(BACKLOG if manner.mode == m.ASYNC else 0)
+
+    async def _settle_down_to(self, backlog: int) -> bool:
+        while len(self._unsettled) > backlog:
             await self._wait()
         if self._refusal:
             self._raise("ReportError", self._refusal)
@@ -253,6 +262,9 @@ class PlayedProcesses(Processes):
         worker = self.workers.get(key)
         if worker is not None:
             self.ended(worker, WorkerExit(-9, ours=True))
+
+    def signal(self, key: WorkerKey, number: int) -> None:
+        """Played workers have no stacks to write."""
 
     def pause(self, key: WorkerKey) -> None:
         if key in self.workers:
