@@ -8,15 +8,18 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 PIP := .venv/bin/python -m pip --disable-pip-version-check --quiet
 BIN := .venv/bin
 SEEDS ?= 200
+MINUTES ?= 5
 RAY_VERSION := 2.60.*
 
-.PHONY: help setup demo test lint fmt bench simulate clean
+.PHONY: help setup demo test lint fmt bench simulate chaos soak clean
 
 help:
 	@echo 'make demo               a run that survives a kill, in a few seconds'
 	@echo 'make test               the whole gate: lint, types, layers, tests'
 	@echo 'make lint | make fmt    check | rewrite'
 	@echo 'make simulate SEEDS=n   n seeds of the deterministic simulator'
+	@echo 'make chaos MINUTES=n    runs whose processes are killed and stopped at random, for n minutes'
+	@echo 'make soak               a million reports and 10,000 checkpoints: nothing grows'
 	@echo 'make bench              side by side with Ray Train, into docs/benchmarks.md'
 	@echo 'make clean              remove everything that make made'
 
@@ -46,6 +49,12 @@ fmt: .venv/.stamp
 
 simulate: .venv/.stamp
 	$(BIN)/python -m holdfast.testing.simulate --seeds $(SEEDS)
+
+chaos: .venv/.stamp
+	$(BIN)/python -m holdfast.testing.chaos --minutes $(MINUTES)
+
+soak: .venv/.stamp
+	HOLDFAST_SOAK=1 $(BIN)/python -m pytest tests/train/test_flat.py
 
 # Ray lives in an environment of its own, so that neither side's dependencies bend the other's.
 .venv-bench-ray/.stamp: Makefile

@@ -22,7 +22,9 @@ def init(*, nodes: int | None = None, cpus_per_node: float | None = None, gpus_p
 
 
 def shutdown() -> None:
-    """End the agents that runs of this process have left warm. Called by itself when the process ends."""
+    """End what this process runs, and the agents that its runs have left warm. A ``fit`` in another thread raises, and
+    its run can be resumed. Called by itself when the process ends.
+    """
     import sys
 
     driver = sys.modules.get("holdfast.engine.driver")

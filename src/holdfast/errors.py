@@ -7,6 +7,7 @@
     ├── PicklingError (also TypeError)         a function or value that cannot travel to a worker
     ├── MetricsError (also TypeError)          metrics that JSON cannot hold
     ├── NotInWorkerError (also RuntimeError)   a worker's call made outside a worker
+    ├── CollectiveError (also RuntimeError)    a barrier or broadcast that not every rank came to
     ├── ReportError (also RuntimeError)        a report whose checkpoint cannot be committed
     ├── NoCheckpointError (also RuntimeError)  a result has no checkpoint, or none with the metric that was asked for
     ├── WireError                              a message or handshake that is not ours
@@ -20,7 +21,7 @@
     └── TrainingFailedError (also RuntimeError)  what ``fit`` raises when a run gives up
         ├── WorkerGroupError                   the workers failed; ``worker_failures`` holds each rank's error
         ├── ControllerError                    the driver's side failed
-        └── PreemptionError                    preempted more often than allowed
+        └── PreemptionError                    the driver was preempted, or nodes more often than allowed
 
 Errors are picklable and carry plain values alone.
 """
@@ -48,6 +49,10 @@ class MetricsError(HoldfastError, TypeError):
 
 class NotInWorkerError(HoldfastError, RuntimeError):
     """A call that belongs inside a training function was made elsewhere."""
+
+
+class CollectiveError(HoldfastError, RuntimeError):
+    """A barrier or broadcast that not every rank came to; the message names the missing ones."""
 
 
 class ReportError(HoldfastError, RuntimeError):
@@ -113,4 +118,5 @@ class ControllerError(TrainingFailedError):
 
 
 class PreemptionError(TrainingFailedError):
-    """The run was preempted more often than ``max_preemption_failures`` allows."""
+    """The driver was preempted, so that the run has stopped and can be resumed; or nodes were preempted more often than
+    ``max_preemption_failures`` allows."""

@@ -505,3 +505,16 @@ def tell_places() -> None:
             "agent": agent,
         }
     )
+
+
+def raise_odd_text() -> None:
+    raise FileNotFoundError("nothing at \udcff")
+
+
+class _Stubborn:
+    def __repr__(self) -> str:
+        raise ValueError("not to be shown")
+
+
+def return_stubborn() -> Any:
+    return _Stubborn()

@@ -80,3 +80,25 @@ def take_long(config: dict[str, Any]) -> None:
     loops.save(rank, 1, float(rank))
     with train.get_checkpoint().as_directory():  # type: ignore[union-attr]
         pass
+
+
+def leave_when_told(config: dict[str, Any]) -> int:
+    """Work until somebody says that this is to be taken away, save, and return or go on; the next attempt ends it."""
+    rank = train.get_context().get_world_rank()
+    step, weight = loops.load(rank)
+    if step == 0:
+        train.report({"step": 1})
+        if "gate" in config:
+            loops.meet(f"{config['gate']}.{rank}")
+        print("ready")
+        while (told := train.get_preemption_info()) is None:
+            train.heartbeat()
+            time.sleep(0.005)
+        weight, left_ms = 2.0, told.deadline_ms - time.time() * 1000
+        loops.save(rank, 2, weight)
+        train.report({"left_ms": left_ms, "nodes": told.preempted_node_to_ranks})
+        if config["then"] == "stay":
+            wait_in_vain()
+        return -1
+    train.report({"step": step + 1})
+    return step + 1

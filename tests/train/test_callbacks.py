@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import concurrent.futures
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +64,25 @@ def test_a_call_that_one_rank_brings_files_to_is_told_once_with_the_checkpoint(t
         runs.fit(tmp_path, loops.bring, {"files": {rank: {"a": "1"}}}, workers=2, name=rank, callbacks=[listener])
         checkpoint = train.Checkpoint(f"{tmp_path}/{rank}/checkpoint_000000")
         assert listener.told == [("report", [{"rank": 0}, {"rank": 1}], checkpoint)]
+
+
+def report_in_the_background(config: dict[str, Any]) -> None:
+    for step in range(config["steps"]):
+        folder = tempfile.mkdtemp(dir=config["folder"])
+        Path(folder, "model").write_text("x" * 100_000)
+        checkpoint = train.Checkpoint.from_directory(folder)
+        train.report({"step": step}, checkpoint, checkpoint_upload_mode=train.CheckpointUploadMode.ASYNC)
+        train.report({"step": step, "more": True})
+
+
+def test_a_report_in_the_background_is_told_when_it_is_committed(tmp_path: Path) -> None:
+    listener = Listener()
+    runs.fit(tmp_path, report_in_the_background, {"steps": 3, "folder": str(tmp_path)}, callbacks=[listener])
+    expected: Told = []
+    for step in range(3):
+        checkpoint = train.Checkpoint(f"{tmp_path}/run/checkpoint_{step:06d}")
+        expected += [("report", [{"step": step}], checkpoint), ("report", [{"step": step, "more": True}], None)]
+    assert listener.told == expected
 
 
 def test_a_callback_knows_its_run(tmp_path: Path) -> None:
@@ -177,25 +196,17 @@ def test_a_callback_that_falls_far_behind_misses_reports_and_people_are_told(
     assert f"{5001 - len(rows)} reports were not passed to the callbacks" in printed
 
 
-def test_a_second_ctrl_c_does_not_wait_for_a_callback(tmp_path: Path) -> None:
+def test_a_run_that_is_ended_at_once_does_not_wait_for_a_callback(tmp_path: Path) -> None:
     slow = Slow()
     asked = runs.trainer(tmp_path, config={"steps": 1}, callbacks=[slow])
-    gone = threading.Event()
-
-    def interrupt() -> None:
-        slow.here.wait()
-        while not gone.wait(0.2):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    helper = threading.Thread(target=interrupt)
-    helper.start()
-    with pytest.raises(KeyboardInterrupt):
-        try:
-            asked.fit()
-        finally:
-            gone.set()
-            helper.join()
-            slow.go.set()
+    run = asked._runs.Run(asked._ask())
+    running = run.start()
+    slow.here.wait()
+    runs.wait_until(lambda: runs.final(tmp_path / "run").return_value is not None)
+    run.abandon()
+    with pytest.raises(concurrent.futures.CancelledError):
+        running.result()
+    slow.go.set()
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,36 @@ def test_changed_metadata_does_not_damage_a_checkpoint(tmp_path: Path) -> None:
     assert second.get_metadata() == {}
 
 
+def test_metadata_of_files_that_lie_in_storage_already_may_be_changed_too(tmp_path: Path) -> None:
+    def in_place() -> None:
+        folder = Path(train.get_context().get_storage(), "mine")
+        folder.mkdir()
+        (folder / "model").write_text("1")
+        checkpoint = train.Checkpoint.from_directory(folder)
+        checkpoint.set_metadata({"a": 1})
+        train.report({}, checkpoint, checkpoint_upload_mode=train.CheckpointUploadMode.NO_UPLOAD)
+
+    result = runs.fit(tmp_path, in_place)
+    assert result.checkpoint is not None
+    assert result.checkpoint.get_metadata() == {"a": 1}
+    result.checkpoint.update_metadata({"b": 2})
+    with result.checkpoint.as_directory() as folder:
+        assert sorted(path.name for path in Path(folder).iterdir()) == [".manifest.json", ".metadata.json", "model"]
+
+
+def test_ranks_that_note_different_things_about_one_checkpoint_are_refused(tmp_path: Path) -> None:
+    def disagree(config: dict[str, Any]) -> None:
+        rank = train.get_context().get_world_rank()
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = train.Checkpoint.from_directory(folder)
+            checkpoint.set_metadata({"by": rank if config["differ"] else "all"})
+            train.report({}, checkpoint)
+
+    runs.fit(tmp_path, disagree, {"differ": False}, workers=2, name="alike")
+    with pytest.raises(train.TrainingFailedError, match=r"both brought a file '\.metadata\.json'"):
+        runs.fit(tmp_path, disagree, {"differ": True}, workers=2, name="differ")
+
+
 def test_metadata_is_part_of_a_copy_and_replaced_as_a_whole(tmp_path: Path) -> None:
     checkpoint = train.Checkpoint.from_directory(tmp_path)
     checkpoint.set_metadata({"loss": math.nan, "score": numpy.float32(0.5)})

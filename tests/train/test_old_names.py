@@ -16,7 +16,7 @@ from tests.train import loops, runs
 
 def test_restore_says_that_a_run_goes_on_by_itself(tmp_path: Path) -> None:
     for call in (train.DataParallelTrainer.restore, train.DataParallelTrainer.can_restore):
-        with pytest.raises(ConfigurationError, match="the same storage_path and name.*call fit"):
+        with pytest.raises(ConfigurationError, match=r"the same storage_path and name.*call fit"):
             call(str(tmp_path), train_loop_per_worker=loops.climb)
 
 

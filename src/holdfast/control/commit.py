@@ -75,6 +75,11 @@ def is_ours(name: str) -> bool:
     return bool(_OURS.fullmatch(name))
 
 
+def index_of(name: str) -> int:
+    """The index in a name that is ours."""
+    return int(name.rpartition("_")[2])
+
+
 def apply(commits: Commits, change: object) -> None:
     """Change the commits by one note or fact; what does not concern them is left alone."""
     if isinstance(change, RowsReported):
@@ -214,7 +219,7 @@ def _metrics(ahead: list[Rows], call: int, otherwise: bytes) -> bytes:
 
 def _begin(commits: Commits, pending: Pending, group: str, attempt: int, at: float) -> v.Decision:
     shared = _names_to_digest(pending)
-    if not shared or pending.odd_ranks:
+    if not shared or pending.odd_ranks or _clash(pending):
         return _begin_upload_or_refuse(commits, pending, group, attempt, at)
     ranks = tuple(sorted({rank for ranks in shared.values() for rank in ranks}))
     return v.Decision(
@@ -307,6 +312,9 @@ def _conflict(pending: Pending) -> str:
             f"ranks {one} and {other} brought their files to report {pending.call} in different manners; every rank "
             "must give the same checkpoint_upload_mode and the same directory"
         )
+    clash = _clash(pending)
+    if clash:
+        return clash
     seen: dict[str, tuple[int, FileEntry]] = {}
     for rank in sorted(pending.digests):
         for entry in pending.digests[rank]:
@@ -316,6 +324,21 @@ def _conflict(pending: Pending) -> str:
                     f"ranks {first[0]} and {rank} both brought a file {entry.name!r} to report {pending.call}, with "
                     f"different content. Give each rank's files their own name, such as 'rank_{rank}.pt'."
                 )
+    return ""
+
+
+def _clash(pending: Pending) -> str:
+    """Why a name would have to be a file and a folder at once; empty when none would."""
+    owners = {entry.name: rank for rank in sorted(pending.files, reverse=True) for entry in pending.files[rank]}
+    for name, rank in owners.items():
+        folder = name.rpartition("/")[0]
+        while folder:
+            if folder in owners:
+                return (
+                    f"rank {owners[folder]} brought a file {folder!r} to report {pending.call}, and rank {rank} a "
+                    f"folder of that name, with {name!r}. Give one of them another name."
+                )
+            folder = folder.rpartition("/")[0]
     return ""
 
 

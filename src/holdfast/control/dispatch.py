@@ -75,12 +75,14 @@ class Dispatcher:
             v.StartGroup: lambda c: self._spawn(self._start(c)),
             v.KillGroup: self._kill,
             v.Watch: lambda c: self._tell_agents(c, m.Watch(self._wire_name(c.group), c.attempt, c.seconds)),
+            v.TellPreemption: lambda c: self._tell(c, None, m.Preempt(c.deadline_ms, c.nodes)),
             v.DumpStacks: lambda c: self._tell_agents(c, m.DumpStacks(self._wire_name(c.group), c.attempt)),
             v.DigestFiles: self._digest,
             v.UploadFiles: self._upload,
             v.WriteManifest: lambda c: self._spawn(self._write_manifest(c)),
             v.Acknowledge: self._acknowledge,
             v.Refuse: lambda c: self._tell(c, c.ranks, m.Refused(c.call, c.error)),
+            v.TellMeeting: lambda c: self._tell(c, c.ranks, m.Gathered(c.number, c.data, c.error)),
             v.TellFloor: lambda c: self._tell(c, None, m.Advance(c.floor)),
             v.DeleteCheckpoints: lambda c: self._spawn(self._delete(c), self._deleting),
             v.Wait: self._wait,
@@ -101,6 +103,7 @@ class Dispatcher:
                 v.RankExited(**who, status=s.status, ours=s.ours, oom=s.oom, lost=s.lost)
             ),
             m.Damaged: lambda s, who: self._post(v.CheckpointFoundDamaged(**who, index=s.index, reason=s.reason)),
+            m.Met: lambda s, who: self._post(v.RankMet(**who, number=s.number, what=s.what, data=s.data, late=s.late)),
             m.Quiet: lambda s, who: self._post(v.RankQuiet(**who, seconds=s.seconds)),
             m.Stacks: lambda s, who: self._post(v.StacksTold(**who, text=s.text)),
             m.Output: lambda s, who: self._on_output(s.rank, s.text),
@@ -110,11 +113,20 @@ class Dispatcher:
     def carry_out(self, command: v.Command) -> None:
         self._carry[type(command)](command)
 
+    def hold_back(self, held: bool) -> None:
+        if held:
+            self._engine.pause(self)
+        else:
+            self._engine.resume(self)
+
     def agent_said(self, node: str, message: m.FromAgent) -> None:
         """Turn a message into an event, if it concerns this run."""
         if isinstance(message, m.Prepared):
             if message.notice:
                 self._on_notice(message.notice)
+            return
+        if isinstance(message, m.Preempted):
+            self._post(v.PreemptionSeen(at=self._controller.now(), node=node))
             return
         token, _, group = message.group.partition("/")
         if token != self.job.token:
@@ -263,10 +275,11 @@ class Dispatcher:
                 await self._run(write_manifest, self._store, command.directory, manifest)
                 break
             except StorageError as error:
-                if loop.time() + pause > deadline:
+                left = deadline - loop.time()
+                if left <= 0:
                     self._post(v.ManifestGaveUp(at=self._controller.now(), **who, error=str(error)))
                     return
-                await asyncio.sleep(pause)
+                await asyncio.sleep(min(pause, left))
                 pause = min(2 * pause, RETRY_LIMIT_S)
         faultpoints.reach("manifest.after", index=command.index)
         self._post(v.ManifestWritten(at=self._controller.now(), **who))

@@ -21,9 +21,11 @@ FILES = "files"
 STORAGE = "storage"
 DAMAGED = "damaged"
 HANG = "hang"
+PREEMPTION = "preemption"
 
 MAX_FAILURES = "max_failures"
 CONTROLLER_LIMIT = "controller_failure_limit"
+MAX_PREEMPTIONS = "max_preemption_failures"
 
 _PAID_BY = {
     EXCEPTION: MAX_FAILURES,
@@ -35,6 +37,7 @@ _PAID_BY = {
     MISMATCH: MAX_FAILURES,
     FILES: MAX_FAILURES,
     HANG: MAX_FAILURES,
+    PREEMPTION: MAX_PREEMPTIONS,
     STARTUP: CONTROLLER_LIMIT,
     STORAGE: "",
     DAMAGED: "",
@@ -154,8 +157,11 @@ def _place(traceback: str) -> str:
 
 
 def _weight(failure: RankFailure) -> int:
-    """A damaged checkpoint or a store that refuses explains whatever else went wrong with the attempt."""
-    return 0 if failure.kind in (DAMAGED, STORAGE) else 1
+    """A damaged checkpoint, a store that refuses, or a node that was taken away explains whatever else went wrong with
+    the attempt."""
+    if failure.kind in (DAMAGED, STORAGE):
+        return 0
+    return 1 if failure.kind == PREEMPTION else 2
 
 
 def _same(failure: RankFailure, root: RankFailure) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.control import commit, failures, hang
+from holdfast.control import commit, failures, hang, meeting, preemption
 from holdfast.control import vocabulary as v
 from holdfast.journal import facts as f
 
@@ -44,6 +44,8 @@ class Group(msgspec.Struct):
     failures: list[f.RankFailure] = []
     commits: commit.Commits = msgspec.field(default_factory=commit.Commits)
     watch: hang.Watch = msgspec.field(default_factory=hang.Watch)
+    notice: preemption.Notice = msgspec.field(default_factory=preemption.Notice)
+    meetings: dict[int, meeting.Meeting] = {}
     started: int = 0
     returned: int = 0
     gone: int = 0
@@ -64,6 +66,7 @@ def apply(group: Group, change: object) -> None:
     """Change the group by one note or fact."""
     commit.apply(group.commits, change)
     hang.apply(group.watch, change)
+    preemption.apply(group.notice, change)
     if isinstance(change, v.Note):
         _apply_note(group, change)
     elif isinstance(change, f.RowsReported):
@@ -83,6 +86,7 @@ def apply(group: Group, change: object) -> None:
 
 
 def _apply_note(group: Group, note: v.Note) -> None:
+    meeting.apply(group.meetings, note)
     if isinstance(note, v.Arrived):
         group.ranks[note.rank].started = True
         group.started += 1
@@ -166,6 +170,10 @@ def settle(group: Group, at: float, floor_step: int = FLOOR_STEP) -> v.Decision:
         return v.NOTHING
     if group.returned and group.most_calls > group.least_returned:
         return v.Decision((_missing_ranks(group),))
+    if group.meetings:
+        gathered = meeting.settle(group)
+        if gathered:
+            return gathered
     if group.commits.pending:
         step = commit.settle(group.commits, group.name, group.attempt, group.floor, at)
         if step:
@@ -235,6 +243,7 @@ def _begin_attempt(group: Group, change: f.AttemptStarted) -> None:
     group.phase = STARTING
     group.ranks = [Rank() for _ in range(change.world_size)]
     group.failures = []
+    group.meetings = {}
     commit.clear(group.commits)
     group.started = group.returned = group.gone = group.floor = group.floor_told = group.most_calls = 0
     group.at_floor = change.world_size
@@ -279,10 +288,10 @@ def _observe_rank(group: Group, event: v.RankEvent, rank: Rank) -> v.Decision:
         return v.Decision((v.Returned(group=group.name, rank=event.rank, value=event.value),))
     if isinstance(event, v.RankRaised):
         return _raised(group, event, rank)
-    if isinstance(event, v.RankQuiet):
-        return hang.went_quiet(group, event)
-    if isinstance(event, v.StacksTold):
-        return hang.stacks_told(group, event)
+    if isinstance(event, v.RankMet):
+        return meeting.met(group, event)
+    if isinstance(event, v.RankQuiet | v.StacksTold):
+        return hang.observe(group, event)
     if isinstance(event, v.RankExited):
         return _exited(group, event, rank)
     if isinstance(event, v.CheckpointFoundDamaged):

@@ -51,7 +51,7 @@ def apply(watch: Watch, change: object) -> None:
             _learn(watch, change.at)
     elif isinstance(change, f.AttemptRunning):
         watch.reported_at = change.at
-    elif isinstance(change, f.AttemptStarted):
+    elif isinstance(change, f.AttemptStarted | f.AttemptEnded):
         watch.limit_s = watch.reported_at = 0.0
         watch.quiet, watch.answered, watch.stacks, watch.due = {}, set(), {}, False
     elif isinstance(change, v.Watched):
@@ -73,8 +73,10 @@ def limit_s(setting: float | str | None, watch: Watch) -> float:
     return float(setting or 0.0)
 
 
-def went_quiet(group: Group, event: v.RankQuiet) -> v.Decision:
-    """A rank is over the limit. The first one has the stacks of all told."""
+def observe(group: Group, event: v.RankQuiet | v.StacksTold) -> v.Decision:
+    """A rank is over the limit: the first one has the stacks of all told. Or it tells them."""
+    if isinstance(event, v.StacksTold):
+        return _stacks_told(group, event)
     rank = group.ranks[event.rank]
     if event.rank in group.watch.quiet or rank.returned or rank.failed:
         return v.NOTHING
@@ -90,7 +92,7 @@ def went_quiet(group: Group, event: v.RankQuiet) -> v.Decision:
     )
 
 
-def stacks_told(group: Group, event: v.StacksTold) -> v.Decision:
+def _stacks_told(group: Group, event: v.StacksTold) -> v.Decision:
     if event.rank in group.watch.answered:
         return v.NOTHING
     return v.Decision((v.StacksNoted(group=group.name, rank=event.rank, text=event.text),))

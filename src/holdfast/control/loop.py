@@ -2,6 +2,7 @@
 
 ``Controller`` holds no decision and no protocol of its own. It must never let a command go before the facts that were
 decided with it, and all facts before those, are durable; commands leave in the order in which they were decided.
+Where the journal cannot keep up, it has the hands hold back whoever sends events, and never more than that in memory.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from holdfast.journal.pacer import SnapshotPacer
 from holdfast.journal.recorder import Blocking, Recorder
 
 
+BACKLOG = 64 << 20
+"""So many bytes of facts may wait for the journal; then nothing more is heard until half of them are durable."""
+
+
 class Machine(Protocol):
     """``decide`` holds every decision, ``apply`` every change of state."""
 
@@ -33,6 +38,9 @@ class Hands(Protocol):
     """Carries commands out; ``control.dispatch`` has the real ones."""
 
     def carry_out(self, command: v.Command) -> None: ...
+
+    def hold_back(self, held: bool) -> None:
+        """Hear nothing more of what could become an event, or hear it again."""
 
 
 Observer = Callable[[object], None]
@@ -61,6 +69,7 @@ class Controller:
         self._inbox: deque[v.Event] = deque()
         self._outbox: deque[tuple[int, v.Command]] = deque()
         self._busy = False
+        self._held = False
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pacer = SnapshotPacer()
         self._pacer.took(asyncio.get_running_loop().time(), 0.0, log.position)
@@ -143,6 +152,10 @@ class Controller:
             return
         while self._outbox and self._outbox[0][0] <= self.recorder.durable and not self._done.done():
             self.hands.carry_out(self._outbox.popleft()[1])
+        held = self.recorder.backlog > (BACKLOG // 2 if self._held else BACKLOG)
+        if held != self._held:
+            self._held = held
+            self.hands.hold_back(held)
         if not self._done.done():
             self._snapshot_when_due()
 

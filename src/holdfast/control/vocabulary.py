@@ -107,6 +107,15 @@ class RankExited(RankEvent, frozen=True, kw_only=True):
     lost: bool = False
 
 
+class RankMet(RankEvent, frozen=True, kw_only=True):
+    """The rank is at its ``number``-th meeting."""
+
+    number: int
+    what: str
+    data: bytes
+    late: bool = False
+
+
 class RankQuiet(RankEvent, frozen=True, kw_only=True):
     """The rank has made no progress for so long."""
 
@@ -131,6 +140,12 @@ class DelayPassed(Event, frozen=True, kw_only=True):
     """The delay that a Wait command asked for is over."""
 
     name: str
+
+
+class PreemptionSeen(Event, frozen=True, kw_only=True):
+    """This node is about to be taken away; an empty name means the driver, and everything with it."""
+
+    node: str
 
 
 class StopAsked(Event, frozen=True, kw_only=True):
@@ -199,6 +214,17 @@ class CommitDropped(Note, frozen=True, kw_only=True):
     call: int
 
 
+class CameToMeeting(Note, frozen=True, kw_only=True):
+    rank: int
+    number: int
+    what: str
+    data: bytes
+
+
+class MeetingOver(Note, frozen=True, kw_only=True):
+    number: int
+
+
 class Failed(Note, frozen=True, kw_only=True):
     failure: RankFailure
 
@@ -236,6 +262,10 @@ class StacksNoted(Note, frozen=True, kw_only=True):
 
 class StacksDue(Note, frozen=True, kw_only=True):
     """Stacks that have not been told by now are not waited for."""
+
+
+class GraceOver(Note, frozen=True, kw_only=True):
+    """What was announced to be taken away has had its time."""
 
 
 class FloorTold(Note, frozen=True, kw_only=True):
@@ -293,6 +323,15 @@ class DumpStacks(Command, frozen=True, kw_only=True):
     attempt: int
 
 
+class TellPreemption(Command, frozen=True, kw_only=True):
+    """Tell every rank which nodes are taken away, and when."""
+
+    group: str
+    attempt: int
+    deadline_ms: int
+    nodes: dict[str, tuple[int, ...]]
+
+
 class DigestFiles(Command, frozen=True, kw_only=True):
     group: str
     attempt: int
@@ -335,6 +374,17 @@ class Refuse(Command, frozen=True, kw_only=True):
     call: int
     ranks: tuple[int, ...]
     error: str
+
+
+class TellMeeting(Command, frozen=True, kw_only=True):
+    """Tell these ranks that the meeting has taken place, or why it cannot."""
+
+    group: str
+    attempt: int
+    number: int
+    ranks: tuple[int, ...]
+    data: bytes = b""
+    error: str = ""
 
 
 class TellFloor(Command, frozen=True, kw_only=True):

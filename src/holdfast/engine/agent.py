@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
@@ -153,6 +154,8 @@ class Agent:
                 self._uplink.send(m.WorkerStarted(*key, message.pid))
             case m.Fetch():
                 self._spawn(self._fetch(key, worker.storage_uri, message.checkpoint))
+            case m.Meet():
+                self._uplink.send(m.Met(*key, message.number, message.what, message.data, message.late))
             case m.Return():
                 self._watchdog.end(key)
                 self._uplink.send(m.Returned(*key, message.value, message.pickled))
@@ -276,9 +279,10 @@ class Agent:
             except DamagedError as error:
                 return error
             except StorageError as error:
-                if asyncio.get_running_loop().time() + pause > deadline:
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0:
                     return error
-            await asyncio.sleep(pause)
+            await asyncio.sleep(min(pause, left))
             pause = min(2 * pause, 5.0)
 
     async def _hold_back(self) -> None:
@@ -286,13 +290,14 @@ class Agent:
         held = list(self._workers)
         for key in held:
             self._processes.pause(key)
+            self._watchdog.hold(key, True)
         try:
             await self._uplink.drained()
         finally:
             self._draining = False
             for key in held:
                 self._processes.resume(key)
-                self._watchdog.progress(key)
+                self._watchdog.hold(key, False)
 
     async def _follow_outputs(self) -> None:
         """Pass on what echoed workers print, until none is left."""
@@ -347,6 +352,7 @@ async def run_agent(boot: Boot, processes: Processes) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: _fail(channel, context))
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         agent = Agent(channel, Path(boot.folder), processes, threads(pool))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, channel.send, m.Preempted())
         await channel.listen(agent.handle)
         await agent.close()
 

@@ -8,6 +8,10 @@ What every engine promises, and ``holdfast.testing.contracts`` proves:
   What cannot be sent is dropped, and the node is then told as lost.
 - The loss of a node is told once, by ``node_lost``, as soon as its connection ends; after that nothing arrives from it.
   An engine that can replace a node does so on the next ``reserve``.
+- A node that is about to be taken away says so, by ``Preempted``, as long as its agent can. It goes on until then; the
+  next ``reserve`` gives no rank of a new gang to it.
+- Between a listener's ``pause`` and its ``resume``, or its ``detach``, next to nothing arrives from any node: the agents
+  are held back, and hold their workers back. What happens meanwhile is told afterwards.
 - Listeners are called on the engine's event loop, never at the same time.
 - ``close``, and the death of the driver in any way, ends every agent and whatever it had started.
 """
@@ -70,6 +74,16 @@ class Engine(ABC):
 
     @abstractmethod
     def detach(self, listener: Listener) -> None: ...
+
+    @abstractmethod
+    def pause(self, listener: Listener) -> None: ...
+
+    @abstractmethod
+    def resume(self, listener: Listener) -> None: ...
+
+    def notice(self, gang: Gang) -> str:
+        """What a person should know about this gang here, before it starts; or nothing."""
+        return ""
 
     @abstractmethod
     async def close(self) -> None: ...

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from holdfast import faultpoints
 from holdfast.engine.agent import threads
 from holdfast.engine.local import LocalEngine
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, ControllerError
 
 T = TypeVar("T")
 THREADS = 16
@@ -36,6 +36,9 @@ class Driver:
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast", daemon=True)
         self._thread.start()
         self.pid = os.getpid()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._runs: set[asyncio.Task[Any]] = set()
         try:
             self.engine = self.call(self._make_engine(options)).result()
         except BaseException:
@@ -46,7 +49,30 @@ class Driver:
         """Run a coroutine on the driver's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def begin(self, what: str, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the driver's loop that ends with an error when this driver is closed."""
+        with self._closing:
+            if not self._closed:
+                return self.call(self._until_closed(what, work))
+        work.close()
+        raise _shut_down(what)
+
+    async def _until_closed(self, what: str, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._runs.add(task)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._closed:
+                raise _shut_down(what) from None
+            raise
+        finally:
+            self._runs.discard(task)
+
     def close(self) -> None:
+        with self._closing:
+            self._closed = True
         self.call(self._close()).result()
         self._end()
 
@@ -61,7 +87,18 @@ class Driver:
         return LocalEngine(**options)
 
     async def _close(self) -> None:
+        for run in self._runs:
+            run.cancel()
+        await asyncio.gather(*self._runs, return_exceptions=True)
         await self.engine.close()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}  # what a run that was ended at once has left to do
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+
+def _shut_down(what: str) -> ControllerError:
+    return ControllerError(f"{what} was ended by holdfast.shutdown(); call fit() again, with the same name, to go on")
 
 
 _driver: Driver | None = None
@@ -93,7 +130,7 @@ def current() -> Driver:
 
 
 def shutdown() -> None:
-    """End every agent of this process. A later ``fit`` starts new ones."""
+    """End the runs of this process, whose ``fit`` raises, then every agent. A later ``fit`` starts new ones."""
     global _driver
     with _lock:
         driver, _driver = _driver, None

@@ -207,9 +207,14 @@ class ForkedProcesses(Processes):
             self._end_agent("its pristine zygote has died, so that no new zygote can be made")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         zygote = _Zygote(identity, environment, Link(self._loop, ours), notice)
+        try:
+            self._pristine.send(z.MakeZygote(environment), theirs)
+        except OSError:
+            zygote.link.close()
+            theirs.close()
+            raise
         self._alive.append(zygote)
         self._loop.add_reader(ours, self._zygote_said, zygote)
-        self._pristine.send(z.MakeZygote(environment), theirs)
         return zygote
 
     def _retire_idle(self) -> None:

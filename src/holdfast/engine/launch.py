@@ -2,9 +2,9 @@
 
 The janitor is one small process without threads that waits for the death of its driver or of its agent, then ends
 everything below and removes the node's folder. The agent does the same when the janitor dies. Both ignore SIGINT,
-SIGHUP and SIGTERM, which a terminal or a batch system may send to everyone; an agent that takes SIGTERM for a notice of
-preemption installs its own handler. Neither carries a parent-death signal: it would fire when the thread that started
-it ends.
+SIGHUP and SIGTERM, which a terminal or a batch system may send to everyone; once it is at work, the agent takes SIGTERM
+for a notice that its node is preempted. Neither carries a parent-death signal: it would fire when the thread that
+started it ends.
 
 Nothing here decides what to run or reads a message. The janitor must never import asyncio or start a thread.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections import deque
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ class Link:
         end.setblocking(False)
         self._loop = loop
         self._end = end
-        self._queue: deque[tuple[bytes, socket.socket]] = deque()
+        self._queue: deque[tuple[bytes, int, socket.socket]] = deque()
         self._answers: msgspec.msgpack.Decoder[z.Answer] = msgspec.msgpack.Decoder(z.Answer)
         self.ended = False
 
@@ -27,31 +28,39 @@ class Link:
         return self._end.fileno()
 
     def send(self, request: z.Request, passed: socket.socket) -> None:
-        """Send a request with a socket, which is closed here."""
-        self._queue.append((msgspec.msgpack.encode(request), passed))
+        """Send a request with a socket, which is closed here. OSError when there is no room to pack it in."""
+        self._queue.append((*z.pack(request), passed))
         if len(self._queue) == 1:
             self._flush()
 
     def _flush(self) -> None:
         while self._queue:
-            data, passed = self._queue[0]
+            data, memory, passed = self._queue[0]
             try:
-                socket.send_fds(self._end, [data], [passed.fileno()])
+                socket.send_fds(self._end, [data], [passed.fileno()] if memory < 0 else [passed.fileno(), memory])
             except BlockingIOError:
                 self._loop.add_writer(self._end, self._flush)
                 return
-            except OSError:  # the zygote is gone; its pidfd and the end of this stream tell
+            except ConnectionError:  # the zygote is gone; its pidfd and the end of this stream tell
                 self._drop_queue()
                 break
-            passed.close()
-            self._queue.popleft()
+            except OSError as error:
+                self._drop_queue()
+                self._fail(error)
+                break
+            self._drop_first()
         self._loop.remove_writer(self._end)
+
+    def _fail(self, error: OSError) -> None:
+        """The zygote lives and waits for what cannot be sent: the agent must not wait with it."""
+        message = f"a request cannot be sent to the process that workers are forked from: {error}"
+        self._loop.call_exception_handler({"message": message, "exception": error})
 
     def receive(self) -> Iterator[tuple[z.Answer, int]]:
         """What has arrived, each with its pidfd or -1."""
         while not self.ended:
             try:
-                data, fds, _, _ = socket.recv_fds(self._end, z.MAX_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
+                data, fds = z.receive(self._end)
             except BlockingIOError:
                 return
             except OSError:
@@ -69,6 +78,11 @@ class Link:
         self._drop_queue()
 
     def _drop_queue(self) -> None:
-        for _, passed in self._queue:
-            passed.close()
-        self._queue.clear()
+        while self._queue:
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        _, memory, passed = self._queue.popleft()
+        passed.close()
+        if memory >= 0:
+            os.close(memory)

@@ -24,7 +24,7 @@ from holdfast.engine.launch import Boot, begin_janitor, instruct
 from holdfast.errors import ConfigurationError, EngineError
 from holdfast.wire.channel import Channel, serve
 from holdfast.wire.handshake import new_secret
-from holdfast.wire.messages import FromAgent, ToAgent
+from holdfast.wire.messages import FromAgent, Preempted, ToAgent
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 10.0
@@ -53,6 +53,9 @@ class LocalEngine(Engine):
         }
         self._transport = transport
         self._listeners: list[Listener] = []
+        self._pausing: list[Listener] = []
+        self._reading = asyncio.Event()
+        self._reading.set()
         self._folder = _job_folder()
         self._closed = False
 
@@ -67,11 +70,18 @@ class LocalEngine(Engine):
     def check(self, gang: Gang) -> None:
         self._fit(gang)
 
+    def notice(self, gang: Gang) -> str:
+        some = next(iter(self._nodes.values()))
+        if not self._shares or gang.size * gang.cpus <= some.cpus:
+            return ""
+        return f"{gang.size} workers share {some.cpus:g} core{'s' if some.cpus != 1 else ''}"
+
     async def reserve(self, gang: Gang) -> tuple[Node, ...]:
         names = self._fit(gang)
         wanted = [self._nodes[name] for name in dict.fromkeys(names)]
         try:
             async with asyncio.timeout(min(gang.timeout_s, START_TIMEOUT_S)):
+                await asyncio.gather(*(self._replace(node) for node in wanted if node.preempted))
                 while any(node.channel is None for node in wanted):  # one may be lost while another one starts
                     await asyncio.gather(*(self._ensure(node) for node in wanted))
         except TimeoutError:
@@ -90,9 +100,22 @@ class LocalEngine(Engine):
 
     def detach(self, listener: Listener) -> None:
         self._listeners.remove(listener)
+        self.resume(listener)
+
+    def pause(self, listener: Listener) -> None:
+        if listener not in self._pausing and not self._closed:
+            self._pausing.append(listener)
+            self._reading.clear()
+
+    def resume(self, listener: Listener) -> None:
+        if listener in self._pausing:
+            self._pausing.remove(listener)
+        if not self._pausing:
+            self._reading.set()
 
     async def close(self) -> None:
         self._closed = True
+        self._reading.set()
         shutil.rmtree(self._folder, ignore_errors=True)  # now, while there are janitors to do it if this process dies
         await asyncio.gather(*(self._end(node) for node in self._nodes.values()))
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -124,10 +147,24 @@ class LocalEngine(Engine):
                 return
             if self._closed:
                 raise EngineError("the engine is closed")
-            await self._start(node)
+            try:
+                await self._start(node)
+            except OSError as error:
+                raise EngineError(
+                    f"the agent of {node.name} cannot be started: {error}. Its sockets lie in {self._folder}; set "
+                    f"{RUNTIME_VARIABLE} to another folder if that one cannot be used"
+                ) from error
+
+    async def _replace(self, node: _LocalNode) -> None:
+        """End an agent that was preempted; another one starts in its place."""
+        async with node.starting:
+            if node.preempted and node.channel is not None:
+                await node.channel.close()
+                await node.gone()
 
     async def _start(self, node: _LocalNode) -> None:
         await node.gone()
+        node.preempted = False
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[Channel] = loop.create_future()
         secret = new_secret()
@@ -172,10 +209,11 @@ class LocalEngine(Engine):
 
     async def _listen(self, node: _LocalNode, channel: Channel) -> None:
         def heard(message: FromAgent) -> None:
+            node.preempted = node.preempted or isinstance(message, Preempted)
             for listener in tuple(self._listeners):
                 listener.agent_said(node.name, message)
 
-        reason = await channel.listen(heard)
+        reason = await channel.listen(heard, self._reading.wait)
         node.channel = None
         if not self._closed:
             for listener in tuple(self._listeners):
@@ -196,6 +234,7 @@ class _LocalNode:
         self.cpus = cpus
         self.gpus = gpus
         self.incarnation = 0
+        self.preempted = False
         self.channel: Channel | None = None
         self.janitor: subprocess.Popen[bytes] | None = None
         self.ended: asyncio.Future[int] | None = None
@@ -254,8 +293,17 @@ def _job_folder() -> Path:
     session = os.environ.get("XDG_RUNTIME_DIR", "")
     fallback = f"{session}/holdfast" if session and os.path.isdir(session) else f"/var/tmp/holdfast-{os.getuid()}"
     base = Path(os.environ.get(RUNTIME_VARIABLE) or fallback)
-    base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if base.stat().st_uid != os.getuid():
+    try:
+        base.mkdir(parents=True, exist_ok=True, mode=0o700)
+        owner = base.stat().st_uid
+    except OSError as error:
+        raise ConfigurationError(
+            f"the folder {base} for sockets cannot be made: {error.strerror}; set {RUNTIME_VARIABLE} to a folder that "
+            "you may write"
+        ) from error
+    if not os.access(base, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"{base} cannot be written; set {RUNTIME_VARIABLE} to a folder that you may write")
+    if owner != os.getuid():
         raise ConfigurationError(f"{base} belongs to another user; set {RUNTIME_VARIABLE} to a folder of your own")
     folder = base / f"{os.getpid()}-{secrets.token_hex(3)}"
     if len(str(folder)) > MAX_SOCKET_PATH - 20:

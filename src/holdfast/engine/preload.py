@@ -29,7 +29,9 @@ FORK_SAFE = frozenset(
 
 def take_on(environment: Environment) -> str:
     """Become this environment, all but its modules. Returns a notice where something of it cannot be had."""
-    os.environ.update(environment.variables)
+    if environment.variables:  # all of them: one that the driver has removed must not live on here
+        os.environ.clear()
+        os.environ.update(environment.variables)
     if environment.sys_path:
         sys.path[:] = environment.sys_path
     if environment.argv:

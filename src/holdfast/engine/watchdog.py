@@ -38,6 +38,7 @@ class _Watched:
         self.log = log
         self.since: float | None = None
         self.inside = False
+        self.held = False
         self.told = False
 
 
@@ -78,6 +79,13 @@ class Watchdog:
         self._workers[key].inside = inside
         self.progress(key)
 
+    def hold(self, key: WorkerKey, held: bool) -> None:
+        """The worker may have to wait until this agent reads again, or no more."""
+        watched = self._workers.get(key)
+        if watched is not None:
+            watched.held = held
+            self.progress(key)
+
     def end(self, key: WorkerKey) -> None:
         """The worker's function has come to its end."""
         self._workers[key].since = None
@@ -111,7 +119,7 @@ class Watchdog:
         del self._limits[gang]
 
     def _look(self, key: WorkerKey, watched: _Watched, now: float, limit: float) -> None:
-        if watched.since is None or watched.inside or watched.told or now - watched.since < limit:
+        if watched.since is None or watched.inside or watched.held or watched.told or now - watched.since < limit:
             return
         watched.told = True
         self._send(m.Quiet(*key, now - watched.since))

@@ -7,7 +7,8 @@ of an environment sets the environment's variables, then imports its modules, th
 A zygote never runs a loop or a thread, never computes, never outlives its agent, and leaves nothing below itself alive
 when it ends. A child that it does not know was a dead worker's: each live worker adopts its own orphans.
 
-The agent speaks to a zygote over a socket pair that keeps message boundaries and carries descriptors.
+The agent speaks to a zygote over a socket pair that keeps message boundaries and carries descriptors. A message that
+is too large for it travels in a file in memory, whose descriptor comes last.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from holdfast.engine import preload
 from holdfast.wire.messages import Environment, Message
 from holdfast.worker import kernel, process
 
-MAX_MESSAGE = 1 << 18
+MAX_MESSAGE = 1 << 15
+"""The largest message that the socket itself carries; the kernel allows some 200 KB where nobody has set it lower."""
+IN_MEMORY = b"\xc1"
+"""Stands for a message that lies in the file behind the last descriptor. No msgpack begins with it."""
 PUBLIC = ("holdfast.train",)
 """Modules of ours that users' functions import."""
 STRAGGLERS_S = 2.0
@@ -274,20 +278,45 @@ def _fork() -> int:
         return os.fork()
 
 
+def pack(message: Request | Answer) -> tuple[bytes, int]:
+    """What the socket carries of a message, and the descriptor of the rest or -1, which is the caller's to close."""
+    data = msgspec.msgpack.encode(message)
+    if len(data) <= MAX_MESSAGE:
+        return data, -1
+    memory = os.memfd_create("holdfast-message")
+    with open(memory, "wb", closefd=False) as file:
+        file.write(data)
+    return IN_MEMORY, memory
+
+
+def receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """The next message, packed or not, and its descriptors; nothing when the peer is gone."""
+    data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, 4, socket.MSG_CMSG_CLOEXEC)
+    if data == IN_MEMORY:
+        with open(fds.pop(), "rb") as file:
+            file.seek(0)
+            data = file.read()
+    return data, fds
+
+
 def _receive(control: socket.socket) -> tuple[Request | None, list[int]]:
     """The next request and its descriptors; None when the agent is gone."""
     try:
-        data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, 4, socket.MSG_CMSG_CLOEXEC)
+        data, fds = receive(control)
     except ConnectionError:
         return None, []
     return (_requests.decode(data) if data else None), fds
 
 
 def _send(control: socket.socket, answer: Answer, fds: Sequence[int] = ()) -> None:
+    data, memory = pack(answer)
     try:
-        socket.send_fds(control, [msgspec.msgpack.encode(answer)], fds)
+        socket.send_fds(control, [data], fds if memory < 0 else (*fds, memory))
     except ConnectionError:
         _end()
+    finally:
+        if memory >= 0:
+            os.close(memory)
 
 
 def _end() -> NoReturn:

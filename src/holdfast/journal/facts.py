@@ -110,6 +110,15 @@ class CheckpointsRetired(Fact, frozen=True, kw_only=True):
     indices: tuple[int, ...]
 
 
+class PreemptionNoticed(Fact, frozen=True, kw_only=True):
+    """This node, or the driver (an empty name), was announced to be taken away; its ranks have until ``deadline``."""
+
+    group: str
+    attempt: int
+    node: str
+    deadline: float
+
+
 class AttemptEnded(Fact, frozen=True, kw_only=True):
     """``outcome``: finished, failed, stopped or driver_lost. ``charge`` names the budget that pays for it, if any.
 
@@ -143,6 +152,7 @@ RunFact = (
     | CheckpointCommitted
     | CheckpointDamaged
     | CheckpointsRetired
+    | PreemptionNoticed
     | AttemptEnded
     | RunEnded
 )

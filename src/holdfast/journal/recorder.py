@@ -6,6 +6,7 @@ The recorder belongs to one event loop. It decides nothing; it must never tell a
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -48,14 +49,28 @@ class Recorder:
         self._renewing = asyncio.get_running_loop().create_task(self._renew())
         self._broken = False
         self._wanted = 0
+        self._appended = self._settled = 0
+        self._marks: deque[tuple[int, int]] = deque()
+        """Positions that are not durable yet, each with how many bytes were appended up to it."""
 
     @property
     def durable(self) -> int:
         return self.log.durable
 
+    @property
+    def backlog(self) -> int:
+        """How many bytes were appended and are not durable yet."""
+        durable = self.log.durable
+        while self._marks and self._marks[0][0] <= durable:
+            self._settled = self._marks.popleft()[1]
+        return self._appended - self._settled
+
     def append(self, fact: Fact, *, urgent: bool) -> int:
         """Append a fact. Urgent ones are flushed now, others within ``group_s``."""
-        position = self.log.append(encode(fact))
+        record = encode(fact)
+        position = self.log.append(record)
+        self._appended += len(record)
+        self._marks.append((position, self._appended))
         if urgent:
             self.flush_soon()
         else:

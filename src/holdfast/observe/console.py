@@ -30,6 +30,7 @@ class Console:
         history: History,
         limits: dict[str, int],
         later: Callable[[float, Callable[[], None]], Any],
+        resume: str = "run the same script again to resume",
         stream: TextIO | None = None,
     ) -> None:
         self._name = name
@@ -37,6 +38,7 @@ class Console:
         self._history = history
         self._limits = limits
         self._later = later
+        self._resume = resume
         self._stream = stream
         self._untold: Attempt | None = None
         self._charged = dict(history.charged)
@@ -68,6 +70,9 @@ class Console:
             self._later(PATIENCE_S, lambda: self._tell_failure() if self._untold is attempt else None)
         elif isinstance(change, f.AttemptRunning):
             self._tell_failure(recovered_at=change.at)
+        elif isinstance(change, f.PreemptionNoticed):
+            what = f"{change.node} is" if change.node else "the driver got SIGTERM and is"
+            self._say(f"{what} about to be preempted; the workers have {duration(change.deadline - change.at)} to save")
         elif isinstance(change, f.CheckpointDamaged):
             self._say(f"WARNING: {self._history.commits[change.index].directory} is damaged and will not be used again")
         elif isinstance(change, f.RunEnded):
@@ -84,7 +89,7 @@ class Console:
             result += f", newest checkpoint {newest.directory}" if newest else ""
             self._say(f"finished{result}; {spent}; {logs}")
         elif history.status == "STOPPED":
-            self._say(f"stopped ({history.reason}); run the same script again to resume; {spent}; {logs}")
+            self._say(f"stopped ({history.reason}); {self._resume}; {spent}; {logs}")
         else:
             self._say(f"FAILED: {history.reason}; {spent}; {logs}")
 

@@ -51,9 +51,16 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class History:
-    """Everything that the facts say, short of the metrics themselves."""
+    """Everything that the facts say, short of the metrics themselves.
+
+    A ``forgetful`` one, for a driver that may commit for months, lets go of checkpoints that were retired, unless an
+    attempt began from them or they were the last of their attempt.
+    """
 
     def __init__(self) -> None:
+        self.forgetful = False
+        self.seen = 0
+        """How many facts went into it."""
         self.opened: list[f.RunOpened] = []
         self.attempts: dict[int, Attempt] = {}
         self.commits: dict[int, Commit] = {}
@@ -72,6 +79,7 @@ class History:
         """Take in one fact."""
         if not isinstance(fact, f.Fact):
             return
+        self.seen += 1
         if isinstance(fact, f.RunOpened):
             if self.opened:
                 self.gaps.append((self.last_at, fact.at))
@@ -96,10 +104,19 @@ class History:
         elif isinstance(fact, f.CheckpointDamaged):
             self.commits[fact.index].damaged = True
         elif isinstance(fact, f.CheckpointsRetired):
-            for index in fact.indices:
-                self.commits[index].retired = True
+            self._retire(fact.indices)
         elif isinstance(fact, f.RunEnded):
             self.status, self.reason, self.return_value = fact.status, fact.reason, fact.return_value
+
+    def _retire(self, indices: tuple[int, ...]) -> None:
+        for index in indices:
+            self.commits[index].retired = True
+        if not self.forgetful:
+            return
+        needed = {attempt.resume for attempt in self.attempts.values()}
+        needed |= {commit.index for commit in {commit.attempt: commit for commit in self.commits.values()}.values()}
+        for index in [index for index, commit in self.commits.items() if commit.retired and index not in needed]:
+            del self.commits[index]
 
     def _start_afresh(self) -> None:
         self.charged = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from holdfast.journal import facts as f
@@ -12,7 +13,8 @@ def describe_root(failures: tuple[f.RankFailure, ...]) -> str:
     """One line for the root of an attempt's failures, and a count of its consequences."""
     root = failures[0]
     alike = sorted(failure.rank for failure in failures if says(failure) == says(root))
-    text = f"rank{'s' if len(alike) > 1 else ''} {', '.join(map(str, alike))} {says(root)}"
+    said = says(root) if len(alike) == 1 else re.sub(r"^was\b", "were", says(root))
+    text = f"rank{'s' if len(alike) > 1 else ''} {', '.join(map(str, alike))} {said}"
     if root.calls:
         text += f", {reports(root.calls)} into the attempt"
     others = [failure.rank for failure in failures if not failure.consequence and failure.rank not in alike]

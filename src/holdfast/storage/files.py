@@ -40,6 +40,9 @@ from holdfast.wire.messages import FileEntry
 _EARLY = 32 << 20
 """How much a copy hands to the disk at a time."""
 
+_MANY = 1000
+"""How many folders a store remembers; it forgets them all before it remembers more."""
+
 _TEMPORARY = ".tmp-holdfast-"
 _GONE = (FileNotFoundError, NotADirectoryError)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -254,10 +257,15 @@ class FileStore(Store):
         except FileNotFoundError:
             self._make(os.path.dirname(folder))
             _mkdir(folder)
+        if len(self._made) >= _MANY:
+            self._made.clear()
+            self._anchored.clear()
         self._made.add(folder)
 
     def _is_remote(self, folder: str) -> bool:
         if folder not in self._remote:
+            if len(self._remote) >= _MANY:
+                self._remote.clear()
             try:
                 self._remote[folder] = _file_system(folder).startswith("nfs")
             except OSError:

@@ -28,10 +28,6 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     index: int
     created_at: float
     files: tuple[FileEntry, ...]
-    ranks: dict[str, int] = {}
-    """Which rank brought a file, by its name, where that is known."""
-    metrics: msgspec.Raw = msgspec.Raw(b"null")
-    """The metrics that were reported with it, as JSON."""
     version: int = VERSION
 
 

@@ -31,10 +31,6 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
 
 
-class UploadCancelled(StorageError):
-    """The upload was given up because nobody wants it any more. What it wrote is left to the sweep."""
-
-
 async def upload(
     directory: Path,
     names: Iterable[str],
@@ -42,7 +38,6 @@ async def upload(
     prefix: str,
     *,
     run: Run,
-    cancelled: Callable[[], bool] = lambda: False,
     parallel: int = 4,
     patience_s: float = 600.0,
     on_trouble: Callable[[Exception], None] = lambda error: None,
@@ -56,7 +51,7 @@ async def upload(
     wanted = list(names)
     if MANIFEST in wanted:
         raise SourceError(f"{MANIFEST!r} in {directory} would make {prefix!r} a checkpoint before it is one")
-    job = _Upload(directory, store, prefix, run, cancelled, patience_s, on_trouble)
+    job = _Upload(directory, store, prefix, run, patience_s, on_trouble)
     places = asyncio.Semaphore(parallel)
 
     async def one(name: str) -> FileEntry | None:
@@ -79,7 +74,6 @@ class _Upload:
         store: Store,
         prefix: str,
         run: Run,
-        cancelled: Callable[[], bool],
         patience_s: float,
         on_trouble: Callable[[Exception], None],
     ) -> None:
@@ -87,7 +81,6 @@ class _Upload:
         self.store = store
         self.prefix = prefix
         self.run = run
-        self.cancelled = cancelled
         self.patience_s = patience_s
         self.on_trouble = on_trouble
         self.failure: StorageError | None = None
@@ -98,9 +91,6 @@ class _Upload:
         pause = _FIRST_PAUSE_S
         first_failure: float | None = None
         while self.failure is None:
-            if self.cancelled():
-                self.failure = UploadCancelled(f"the upload to {self.prefix!r} was abandoned")
-                return None
             try:
                 entry: FileEntry = await self.run(self._copy, name)
             except SourceError as error:
@@ -110,11 +100,12 @@ class _Upload:
                 self._heard(error)
                 now = asyncio.get_running_loop().time()
                 first_failure = now if first_failure is None else first_failure
-                if now + pause - first_failure > self.patience_s:
+                left = first_failure + self.patience_s - now
+                if left <= 0:
                     self.failure = StorageError(f"gave up {name!r} after {self.patience_s:g} s: {error}")
                     self.failure.__cause__ = error
                     return None
-                await asyncio.sleep(pause)
+                await asyncio.sleep(min(pause, left))
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
             else:
                 self.failing = False
@@ -122,8 +113,6 @@ class _Upload:
         return None
 
     async def remove(self, names: list[str]) -> None:
-        if isinstance(self.failure, UploadCancelled):
-            return
         for name in names:
             with suppress(StorageError):
                 await self.run(self.store.delete, f"{self.prefix}/{name}")

@@ -6,19 +6,23 @@ Importing this package starts nothing and loads neither the controller nor any s
 from __future__ import annotations
 
 from holdfast.errors import (
+    CollectiveError,
     ControllerError,
     PreemptionError,
     TrainingFailedError,
     WorkerGroupError,
 )
+from holdfast.train import collective
 from holdfast.train.callbacks import TrainRunContext, UserCallback
 from holdfast.train.checkpoint import Checkpoint
-from holdfast.train.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from holdfast.train.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from holdfast.train.context import (
     CheckpointUploadMode,
+    PreemptionInfo,
     TrainContext,
     get_checkpoint,
     get_context,
+    get_preemption_info,
     heartbeat,
     report,
 )
@@ -29,10 +33,13 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointUploadMode",
+    "CollectiveError",
     "ControllerError",
     "DataParallelTrainer",
     "FailureConfig",
+    "LoggingConfig",
     "PreemptionError",
+    "PreemptionInfo",
     "Result",
     "RunConfig",
     "ScalingConfig",
@@ -41,8 +48,10 @@ __all__ = [
     "TrainingFailedError",
     "UserCallback",
     "WorkerGroupError",
+    "collective",
     "get_checkpoint",
     "get_context",
+    "get_preemption_info",
     "heartbeat",
     "report",
 ]

@@ -62,7 +62,10 @@ class Checkpoint:
         """Copy the files to ``path``, or to a new temporary directory; where they are."""
         source = self._local()
         target = Path(path) if path is not None else Path(tempfile.mkdtemp(prefix="checkpoint_"))
-        shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        top = os.fspath(source)
+        shutil.copytree(
+            source, target, dirs_exist_ok=True, ignore=lambda folder, names: {MANIFEST} if folder == top else ()
+        )
         return str(target)
 
     def get_metadata(self) -> dict[str, Any]:

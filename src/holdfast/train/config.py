@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from holdfast.errors import ConfigurationError
 from holdfast.train.callbacks import UserCallback
-from holdfast.train.options import is_number, is_text, is_whole, options, require
+from holdfast.train.options import is_number, is_text, is_whole, options, refuse_unknown, require
 
 DEFAULT_STORAGE = "~/holdfast_results"
 WORKER_OUTPUT = ("none", "rank_zero", "all")
@@ -43,6 +44,10 @@ class FailureConfig:
     ``hang_timeout_s`` is how long a rank may neither report nor call ``heartbeat`` before the group is restarted for
     it; None is for ever. Time inside calls of ours does not count. "auto" learns it from the run: after five reports it
     is 20 times the longest interval between two of rank 0's, and at least 300 seconds.
+
+    A node's agent, or the driver, that gets SIGTERM is about to be taken away: every rank is told, has
+    ``preemption_grace_s`` to save, and is then ended. A preempted node costs one of ``max_preemption_failures`` (-1:
+    without limit) and nothing else; a preempted driver costs nothing, and its run stops.
     """
 
     max_failures: int = 0
@@ -50,13 +55,23 @@ class FailureConfig:
     storage_timeout_s: float = 300.0
     stop_on_repeat: bool = False
     hang_timeout_s: float | str | None = None
+    max_preemption_failures: int = -1
+    preemption_grace_s: float = 0.0
 
     def check(self) -> None:
-        for name in ("max_failures", "controller_failure_limit"):
+        for name in ("max_failures", "controller_failure_limit", "max_preemption_failures"):
             value = getattr(self, name)
             require(is_whole(value) and value >= -1, "FailureConfig", name, value, "a whole number, or -1 for no limit")
         value = self.storage_timeout_s
         require(is_number(value) and value > 0, "FailureConfig", "storage_timeout_s", value, "a number of seconds")
+        grace = self.preemption_grace_s
+        require(
+            is_number(grace) and grace >= 0,
+            "FailureConfig",
+            "preemption_grace_s",
+            grace,
+            "a number of seconds, or 0 for none",
+        )
         repeat = self.stop_on_repeat
         require(isinstance(repeat, bool), "FailureConfig", "stop_on_repeat", repeat, "True or False")
         hang = self.hang_timeout_s
@@ -102,6 +117,17 @@ class CheckpointConfig:
 
 
 @options
+class LoggingConfig:
+    """Whose prints reach the console: those of ``rank_zero``, ``all`` or ``none``. The run's ``logs`` keep them all."""
+
+    worker_output: str = "rank_zero"
+
+    def check(self) -> None:
+        output = self.worker_output
+        require(output in WORKER_OUTPUT, "LoggingConfig", "worker_output", output, f"one of {', '.join(WORKER_OUTPUT)}")
+
+
+@options
 class RunConfig:
     """Where a run is kept, under which name, and how it deals with failures.
 
@@ -109,6 +135,9 @@ class RunConfig:
     of ``rank_zero``, ``all`` or ``none``; all are kept in the run's ``logs``. ``take_over=True`` takes the run from a
     driver that seems to be alive; that one can then do nothing more. With ``report_barrier=True`` every report waits
     for the same report of every other rank. ``callbacks`` are told in this process of reports and failures.
+    ``worker_runtime_env`` holds ``env_vars``, which are set before the workers import anything of yours, and
+    ``working_dir``, which they start in and import from first. ``logging_config`` is the longer way to say
+    ``worker_output``.
     """
 
     name: str | None = None
@@ -119,6 +148,8 @@ class RunConfig:
     take_over: bool = False
     report_barrier: bool = False
     callbacks: Sequence[UserCallback] | None = None
+    worker_runtime_env: Mapping[str, Any] | None = None
+    logging_config: LoggingConfig | None = None
 
     def check(self) -> None:
         if self.name is not None:
@@ -140,6 +171,25 @@ class RunConfig:
             value = getattr(self, name)
             require(isinstance(value, bool), "RunConfig", name, value, "True or False")
         check_callbacks(self.callbacks)
+        check_runtime_env(self.worker_runtime_env)
+        logging = self.logging_config
+        require(
+            logging is None or isinstance(logging, LoggingConfig),
+            "RunConfig",
+            "logging_config",
+            logging,
+            "a LoggingConfig",
+        )
+        if logging is not None and output not in ("rank_zero", logging.worker_output):
+            raise ConfigurationError(
+                f"RunConfig(worker_output={output!r}) and LoggingConfig(worker_output={logging.worker_output!r}) "
+                "do not agree; give one of them"
+            )
+
+    @property
+    def echo(self) -> str:
+        """Whose prints reach the console, wherever that was said."""
+        return self.worker_output if self.logging_config is None else self.logging_config.worker_output
 
 
 def check_callbacks(callbacks: object) -> None:
@@ -152,6 +202,30 @@ def check_callbacks(callbacks: object) -> None:
             raise ConfigurationError(
                 f"RunConfig(callbacks=…): callbacks[{number}] is {callback!r:.80}, no UserCallback object{hint}"
             )
+
+
+def check_runtime_env(runtime: object) -> None:
+    """``env_vars`` of text, a ``working_dir`` that is there, and nothing else."""
+    owner = "RunConfig(worker_runtime_env=…)"
+    if runtime is None:
+        return
+    if not isinstance(runtime, Mapping):
+        raise ConfigurationError(f"RunConfig(worker_runtime_env={runtime!r:.80}): it must be a dict")
+    refuse_unknown("worker_runtime_env", map(str, runtime), ("env_vars", "working_dir"))
+    variables, folder = runtime.get("env_vars"), runtime.get("working_dir")
+    if variables is not None and not isinstance(variables, Mapping):
+        raise ConfigurationError(f"{owner}: env_vars must be a dict of text, not {variables!r:.80}")
+    for name, value in (variables or {}).items():
+        if not is_text(name) or "=" in name or "\0" in name:
+            raise ConfigurationError(f"{owner}: env_vars has the name {name!r:.80}; a name is text without '='")
+        if not isinstance(value, str) or "\0" in value:
+            raise ConfigurationError(
+                f"{owner}: env_vars[{name!r}] is {value!r:.80}; write it as text: {str(value)!r:.40}"
+            )
+    if folder is None:
+        return
+    if not (is_text(folder) or isinstance(folder, os.PathLike)) or not os.path.isdir(os.path.expanduser(folder)):
+        raise ConfigurationError(f"{owner}: working_dir={folder!r:.80} is no folder of this machine")
 
 
 def check_name(name: object) -> None:

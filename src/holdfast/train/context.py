@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,13 +63,13 @@ def report(
             f"report(checkpoint={checkpoint!r:.80}): pass a Checkpoint, made by Checkpoint.from_directory(path)"
         )
     text = encode_metrics(metrics)
-    path = Path(checkpoint.path)
+    path = Path(os.path.abspath(checkpoint.path))
     if checkpoint_upload_fn is not None:
         name = manner.name or here.next_directory()
         uploaded = checkpoint_upload_fn(checkpoint, name)
         if not isinstance(uploaded, Checkpoint):
             raise ConfigurationError("checkpoint_upload_fn must return the Checkpoint that it has uploaded")
-        path, manner = Path(uploaded.path), m.Manner(m.NO_UPLOAD)
+        path, manner = Path(os.path.abspath(uploaded.path)), m.Manner(m.NO_UPLOAD)
     if manner.mode == m.NO_UPLOAD:
         manner = m.Manner(m.NO_UPLOAD, bringing.place(path, here.context.storage_uri))
     here.report(text, path, manner)
@@ -79,6 +81,27 @@ def heartbeat() -> None:
     It is cheap: call it as often as you like.
     """
     session.current("train.heartbeat()").heartbeat()
+
+
+@dataclasses.dataclass(frozen=True)
+class PreemptionInfo:
+    """What is about to be taken away: the nodes, each with its ranks. ``deadline_ms``, in Unix time, is when this
+    attempt ends."""
+
+    deadline_ms: int
+    preempted_node_to_ranks: dict[str, list[int]]
+
+
+def get_preemption_info() -> PreemptionInfo | None:
+    """What this run has been told to leave, or None. Ask at every step, and save when there is an answer.
+
+    Every rank is told, whichever node is concerned, because all of them start again together; but they may hear of it
+    at different steps. A function that returns after it was told is called again later.
+    """
+    told = session.current("train.get_preemption_info()").preemption()
+    if told is None:
+        return None
+    return PreemptionInfo(told.deadline_ms, {node: list(ranks) for node, ranks in told.nodes.items()})
 
 
 def get_checkpoint() -> Checkpoint | None:

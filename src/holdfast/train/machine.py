@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.control import commit, failures, group, hang, retention
+from holdfast.control import commit, failures, group, hang, preemption, retention
 from holdfast.control import vocabulary as v
 from holdfast.journal import facts as f
 
 GROUP = "train"
 FINISHED, FAILED, STOPPED, LIVE = "FINISHED", "FAILED", "STOPPED", ""
+PREEMPTED = "preempted by SIGTERM"
 RETRY, LINGER = "retry", "linger"
 LINGER_S = 10.0
 """How long processes may take to end after every rank's function has returned."""
@@ -29,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True):
     """In steps of how many calls the slowest rank's progress is told to the others."""
     stop_on_repeat: bool = False
     hang_timeout_s: float | str | None = None
+    preemption_grace_s: float = 0.0
 
 
 class Checkpoint(msgspec.Struct):
@@ -65,6 +67,8 @@ class TrainState(msgspec.Struct):
     lingering: bool = False
     unranked: bool = False
     """There are checkpoints that retention has not looked at."""
+    doomed: tuple[str, ...] = ()
+    """What retention gave up last. A rank may be about to read it, so it is deleted when the next ones are given up."""
     stop_reason: str = ""
     return_value: msgspec.Raw = f.NOTHING
 
@@ -97,8 +101,8 @@ class TrainMachine:
         elif isinstance(change, f.CheckpointDamaged):
             state.checkpoints[change.index].damaged = True
         elif isinstance(change, f.CheckpointsRetired):
-            for index in change.indices:
-                state.checkpoints.pop(index, None)
+            gone = [state.checkpoints.pop(index) for index in change.indices if index in state.checkpoints]
+            state.doomed = tuple(checkpoint.directory for checkpoint in gone)
             state.unranked = False
         elif isinstance(change, f.AttemptRunning):
             state.startup_failures, state.startup_error = 0, ""
@@ -133,18 +137,33 @@ class TrainMachine:
             return group.lose_node(state.group, event)
         if isinstance(event, v.DelayPassed):
             return self._delay_passed(state, event)
+        if isinstance(event, v.PreemptionSeen):
+            return self._preempted(state, event)
         if isinstance(event, v.StopAsked) and not state.stop_reason:
             return v.Decision((v.StopNoted(group=GROUP, reason=event.reason),))
         if isinstance(event, v.DirectoriesFound):
             return v.Decision((), _sweep(_left_behind(state, event.directories)))
         return v.NOTHING
 
+    def _preempted(self, state: TrainState, event: v.PreemptionSeen) -> v.Decision:
+        """The ranks are told. When it is the driver that goes, and nobody can be told, or it is said twice, the run
+        stops at once; one that has come to its end ends as if nothing were."""
+        told = preemption.observe(state.group, event, self.settings.preemption_grace_s)
+        at_its_end = state.group.live and group.finished(state.group)
+        if told or event.node != preemption.DRIVER or state.stop_reason or at_its_end:
+            return told
+        return v.Decision((v.StopNoted(group=GROUP, reason=PREEMPTED),))
+
     def _delay_passed(self, state: TrainState, event: v.DelayPassed) -> v.Decision:
         if event.name == RETRY and state.waiting:
             return v.Decision((v.Waiting(group=GROUP, waiting=False),))
         if event.name == f"{LINGER} {state.group.attempt}" and state.group.phase == group.RUNNING:
             return group.bring_to_end(state.group)
-        return hang.lose_patience(state.group, event.name) or group.lose_patience(state.group, event.name)
+        return (
+            hang.lose_patience(state.group, event.name)
+            or preemption.lose_patience(state.group, event.name)
+            or group.lose_patience(state.group, event.name)
+        )
 
     def _settle(self, state: TrainState, at: float) -> v.Decision:
         if state.status != LIVE:
@@ -153,8 +172,13 @@ class TrainMachine:
             return v.Decision((group.ended(state.group, at, "driver_lost"),))
         if state.group.phase == group.IDLE:
             return self._next_attempt(state, at)
+        if _leaves_with_driver(state):
+            return v.Decision((v.StopNoted(group=GROUP, reason=PREEMPTED),))
         if state.stop_reason and state.group.phase != group.ENDING:
             return group.bring_to_end(state.group)
+        working = state.group.phase in (group.STARTING, group.RUNNING) and not state.group.failures
+        if working and preemption.due(state.group):
+            return preemption.settle(state.group)
         if group.over(state.group):
             return self._end(state, at)
         if state.group.returned == state.group.world_size and not state.lingering:
@@ -162,25 +186,24 @@ class TrainMachine:
             return v.Decision((v.Lingering(group=GROUP),), (patience,))
         if state.unranked:
             return self._retire(state, at)
-        watching = state.group.phase in (group.STARTING, group.RUNNING) and not state.group.failures
-        return (watching and hang.settle(state.group, self.settings.hang_timeout_s)) or group.settle(
-            state.group, at, self.settings.floor_step
-        )
+        watching = hang.settle(state.group, self.settings.hang_timeout_s) if working else v.NOTHING
+        return watching or group.settle(state.group, at, self.settings.floor_step)
 
     def _next_attempt(self, state: TrainState, at: float) -> v.Decision:
         if state.stop_reason:
-            return _finish(f.RunEnded(at=at, status=STOPPED, reason=state.stop_reason))
+            return _finish(state, f.RunEnded(at=at, status=STOPPED, reason=state.stop_reason))
         if state.waiting:
             return v.NOTHING
         resume = newest(state)
         if resume is None and state.checkpoints:
             return _finish(
+                state,
                 f.RunEnded(
                     at=at,
                     status=FAILED,
                     reason="every checkpoint of this run is damaged, so there is nothing to resume from; restore one "
                     "from a backup, or start a new run under another name",
-                )
+                ),
             )
         attempt = state.group.attempt + 1
         started = f.AttemptStarted(
@@ -202,11 +225,13 @@ class TrainMachine:
     def _end(self, state: TrainState, at: float) -> v.Decision:
         """Every rank has ended: the attempt ends, and with it perhaps the run."""
         gang = state.group
-        if group.finished(gang):
+        if group.finished(gang) and not gang.notice.nodes:
             value = msgspec.Raw(gang.ranks[0].value)
-            return _finish(group.ended(gang, at, "finished"), f.RunEnded(at=at, status=FINISHED, return_value=value))
+            return _finish(
+                state, group.ended(gang, at, "finished"), f.RunEnded(at=at, status=FINISHED, return_value=value)
+            )
         sweep = _sweep(group.abandoned_directories(gang))
-        roots = failures.attribute(gang.failures)
+        roots = failures.attribute(preemption.explained(gang))
         damaged = _damage(state, roots, at)
         if not roots or state.stop_reason:
             return v.Decision((group.ended(gang, at, "stopped", roots), *damaged), sweep)
@@ -215,7 +240,7 @@ class TrainMachine:
         ended = group.ended(gang, at, "failed", roots, charge)
         give_up = self._gives_up(state, roots, charge)
         if give_up:
-            return _finish(ended, *damaged, f.RunEnded(at=at, status=FAILED, reason=give_up), before=sweep)
+            return _finish(state, ended, *damaged, f.RunEnded(at=at, status=FAILED, reason=give_up), before=sweep)
         if charge == failures.CONTROLLER_LIMIT:
             pause = v.Wait(name=RETRY, seconds=failures.backoff_s(state.startup_failures + 1))
             return v.Decision((ended, *damaged, v.Waiting(group=GROUP, waiting=True)), (*sweep, pause))
@@ -238,15 +263,13 @@ class TrainMachine:
 
     def _retire(self, state: TrainState, at: float) -> v.Decision:
         policy = self.settings.retention
+        if policy.num_to_keep is None:
+            return v.Decision((v.Ranked(group=GROUP),))
         kept = [retention.Kept(c.index, not c.damaged, c.metrics) for c in state.checkpoints.values()]
         indices = retention.retire(kept, policy)
         if not indices:
             return v.Decision((v.Ranked(group=GROUP),))
-        directories = tuple(state.checkpoints[index].directory for index in indices)
-        return v.Decision(
-            (f.CheckpointsRetired(at=at, group=GROUP, indices=indices),),
-            (v.DeleteCheckpoints(directories=directories),),
-        )
+        return v.Decision((f.CheckpointsRetired(at=at, group=GROUP, indices=indices),), _sweep(state.doomed))
 
 
 def _end_attempt(state: TrainState, change: f.AttemptEnded) -> None:
@@ -262,7 +285,7 @@ def _end_attempt(state: TrainState, change: f.AttemptEnded) -> None:
 def _open(state: TrainState, change: f.RunOpened) -> None:
     state.epoch = change.epoch
     state.function, state.fingerprint = change.function, change.fingerprint
-    state.waiting, state.stop_reason = False, ""
+    state.waiting, state.stop_reason, state.doomed = False, "", ()
     state.startup_failures, state.startup_error = 0, ""
     if change.restarted:
         state.status, state.reason, state.raised = LIVE, "", ()
@@ -285,6 +308,13 @@ def _is_sound(state: TrainState, index: int) -> bool:
     return index in state.checkpoints and not state.checkpoints[index].damaged
 
 
+def _leaves_with_driver(state: TrainState) -> bool:
+    """Is the driver about to be taken away, and nothing more to be had of this attempt?"""
+    gang = state.group
+    told = preemption.DRIVER in gang.notice.nodes and not state.stop_reason
+    return told and (preemption.due(gang) or bool(gang.failures))
+
+
 def _raised(state: TrainState, roots: tuple[f.RankFailure, ...]) -> tuple[str, ...]:
     found = (failures.signature(failure, state.position) for failure in roots if not failure.consequence)
     return tuple(signature for signature in found if signature)
@@ -292,6 +322,13 @@ def _raised(state: TrainState, roots: tuple[f.RankFailure, ...]) -> tuple[str, .
 
 def _startup_error(failure: f.RankFailure) -> str:
     return f"{failure.error}: {failure.message}" if failure.error else ""
+
+
+def unknown_to(state: TrainState, directories: tuple[str, ...]) -> tuple[str, ...]:
+    """Checkpoints that lie in storage though their index was never given out: facts are missing."""
+    return tuple(
+        name for name in directories if commit.is_ours(name) and commit.index_of(name) >= state.group.commits.reserved
+    )
 
 
 def _left_behind(state: TrainState, directories: tuple[str, ...]) -> tuple[str, ...]:
@@ -305,5 +342,5 @@ def _sweep(directories: tuple[str, ...]) -> tuple[v.Command, ...]:
     return (v.DeleteCheckpoints(directories=directories),) if directories else ()
 
 
-def _finish(*facts: f.Fact, before: tuple[v.Command, ...] = ()) -> v.Decision:
-    return v.Decision(facts, (*before, v.Finish()))
+def _finish(state: TrainState, *facts: f.Fact, before: tuple[v.Command, ...] = ()) -> v.Decision:
+    return v.Decision(facts, (*before, *_sweep(state.doomed), v.Finish()))

@@ -4,17 +4,20 @@ that their zygote needs.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import inspect
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import msgspec
+import xxhash
 
 from holdfast.errors import ConfigurationError, PicklingError
 from holdfast.wire.messages import Environment
@@ -48,15 +51,21 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def fingerprint(config: object) -> str:
-    """A text that differs when ``train_loop_config`` does, as far as JSON can tell."""
+    """A short text that differs when ``train_loop_config`` does.
+
+    Values that JSON cannot hold are told apart by how they are pickled. Where that is not the same every time, a run
+    that has finished is taken to have changed, and goes on from its newest checkpoint.
+    """
 
     def describe(value: object) -> str:
-        return f"<{type(value).__module__}.{type(value).__qualname__}>"
+        pickled: bytes = cloudpickle.dumps(value)
+        return f"<{type(value).__module__}.{type(value).__qualname__} {xxhash.xxh3_64_hexdigest(pickled)}>"
 
     try:
-        return msgspec.json.encode(config, enc_hook=describe, order="deterministic").decode()
+        text = msgspec.json.encode(config, enc_hook=describe, order="deterministic")
     except (TypeError, ValueError):
-        return describe(config)
+        text = describe(config).encode()
+    return xxhash.xxh3_64_hexdigest(text)
 
 
 def pack(function: Callable[..., Any], config: Mapping[str, Any] | None) -> bytes:
@@ -72,15 +81,18 @@ def pack(function: Callable[..., Any], config: Mapping[str, Any] | None) -> byte
         ) from error
 
 
-def environment(function: Callable[..., Any]) -> Environment:
-    """What the workers' zygote imports, and under which variables, paths and sources."""
+def environment(function: Callable[..., Any], runtime: Mapping[str, Any]) -> Environment:
+    """What the workers' zygote imports, and under which variables, paths and sources. ``runtime`` is the user's."""
+    preload = tuple(sorted(_modules_used_by(function)))
+    folder = runtime.get("working_dir")
+    folder = None if folder is None else os.path.abspath(os.path.expanduser(folder))
     return Environment(
-        preload=tuple(sorted(_modules_used_by(function))),
-        variables=dict(os.environ),
-        sys_path=tuple(sys.path),
-        working_directory=os.getcwd(),
+        preload=preload,
+        variables={**os.environ, **(runtime.get("env_vars") or {})},
+        sys_path=tuple(sys.path) if folder is None else (folder, *map(os.path.abspath, sys.path)),
+        working_directory=folder or os.getcwd(),
         argv=tuple(sys.argv),
-        sources=_sources(),
+        sources=_sources() if folder is None else f"{_sources()};{_sources_below(folder, preload)}",
     )
 
 
@@ -162,7 +174,7 @@ def _imports_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _sources() -> str:
-    """The state of every module file of the user's own that this process has loaded."""
+    """A short text that differs when a module file of the user's own that this process has loaded has changed."""
     ours = (sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(__file__)))
     marks = []
     for name, module in list(sys.modules.items()):
@@ -174,4 +186,16 @@ def _sources() -> str:
         except OSError:
             continue
         marks.append(f"{name}:{status.st_mtime_ns}:{status.st_size}")
-    return ";".join(sorted(marks))
+    return xxhash.xxh3_64_hexdigest(";".join(sorted(marks)))
+
+
+def _sources_below(folder: str, modules: Iterable[str]) -> str:
+    """The state of the files of these modules that lie in ``folder``, loaded here or not."""
+    marks = []
+    for name in sorted({module.partition(".")[0] for module in modules}):
+        top = Path(folder, name)
+        for path in (top.with_suffix(".py"), *sorted(top.rglob("*.py"))):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                marks.append(f"{path}:{status.st_mtime_ns}:{status.st_size}")
+    return ";".join(marks)

@@ -14,6 +14,7 @@ from holdfast.errors import (
     ControllerError,
     MissingError,
     NoCheckpointError,
+    PreemptionError,
     TrainingFailedError,
     WorkerGroupError,
 )
@@ -154,6 +155,8 @@ def failure_of(
     if root.traceback:
         parts.append(root.traceback.rstrip())
     parts += [f"The run has given up: {history.reason}.", where]
+    if root.kind == "preemption":
+        return PreemptionError("\n".join(parts))
     errors = {failure.rank: error_of(failure) for failure in attempt.failures}
     error = WorkerGroupError("\n".join(parts), errors)
     error.__cause__ = errors[root.rank] if root.error else None

@@ -19,23 +19,26 @@ from holdfast import __version__, faultpoints
 from holdfast.control.dispatch import Dispatcher, Job
 from holdfast.control.group import FLOOR_STEP
 from holdfast.control.loop import Controller
+from holdfast.control.preemption import DRIVER
 from holdfast.control.recover import Recovered, open_run
 from holdfast.control.retention import Policy
-from holdfast.control.vocabulary import DirectoriesFound, StopAsked
+from holdfast.control.vocabulary import DirectoriesFound, PreemptionSeen, StopAsked
 from holdfast.engine.base import Gang
 from holdfast.engine.driver import current
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
+    JournalError,
+    PreemptionError,
     StorageError,
 )
 from holdfast.journal.epochs import this_process
-from holdfast.journal.facts import RankFailure, RunFact, RunOpened
+from holdfast.journal.facts import RankFailure, RunOpened
 from holdfast.journal.fold import read_facts
 from holdfast.journal.open import read_records
 from holdfast.journal.requests import asked_to_stop, forget_requests
 from holdfast.observe.console import Console, say
-from holdfast.observe.history import History, fold_history
+from holdfast.observe.history import History
 from holdfast.storage.store import Store, open_store
 from holdfast.train import machine
 from holdfast.train.audience import Audience, ErrorOf
@@ -71,6 +74,7 @@ class Ask(msgspec.Struct, frozen=True):
         return {
             "max_failures": failure.max_failures,
             "controller_failure_limit": failure.controller_failure_limit,
+            "max_preemption_failures": failure.max_preemption_failures,
         }
 
     @property
@@ -84,6 +88,7 @@ class Ask(msgspec.Struct, frozen=True):
             floor_step=1 if self.run_config.report_barrier else FLOOR_STEP,
             stop_on_repeat=self.failure.stop_on_repeat,
             hang_timeout_s=self.failure.hang_timeout_s,
+            preemption_grace_s=self.failure.preemption_grace_s,
         )
 
     @property
@@ -107,10 +112,11 @@ class Run:
         self._controller: Controller | None = None
         self._task: asyncio.Task[Any] | None = None
         self._stop_reason = ""
+        self._preempted = False
 
     def start(self) -> concurrent.futures.Future[Result]:
         """Begin, on the driver's own loop."""
-        return self._driver.call(self._fit())
+        return self._driver.begin(f"the run {self._ask.name!r}", self._fit())
 
     async def _fit(self) -> Result:
         """Take the run to its end."""
@@ -122,7 +128,11 @@ class Run:
         warm = asyncio.ensure_future(self._warm_up())
         try:
             recovered = await self._open()
-            return await self._drive(recovered, earlier)
+            history = await self._catch_up(recovered, earlier)
+            if recovered.state.status == machine.FINISHED and recovered.state.fingerprint == self._ask.fingerprint:
+                await self._driver.run(recovered.log.close)
+                return self._finished_before(history)
+            return await self._drive(recovered, history)
         finally:
             await asyncio.gather(warm, return_exceptions=True)
 
@@ -139,6 +149,15 @@ class Run:
         say(f"stopping ({reason}){hint}")
         if self._controller is not None:
             self._controller.post(StopAsked(at=time.time(), reason=reason))
+
+    def preempt(self) -> None:
+        """This process is about to be ended: give the ranks their grace, then stop. From any thread."""
+        self._driver.call(self._preempt())
+
+    async def _preempt(self) -> None:
+        self._preempted = True
+        if self._controller is not None:
+            self._controller.post(PreemptionSeen(at=time.time(), node=DRIVER))
 
     async def _watch_requests(self, epoch: int) -> None:
         """Stop cleanly when another process asks for it. A store that refuses is asked again at the next look."""
@@ -188,6 +207,24 @@ class Run:
         recovered: Recovered[machine.TrainState] = await self._driver.run(take)
         return recovered
 
+    async def _catch_up(self, recovered: Recovered[machine.TrainState], earlier: History) -> History:
+        """The history up to the moment at which the run became ours; what went before it may have gone on meanwhile."""
+        try:
+            unknown = machine.unknown_to(recovered.state, recovered.directories)
+            if unknown:
+                raise JournalError(
+                    f"{self._store.uri} holds {', '.join(unknown)}, of which its journal knows nothing: a part of the "
+                    "journal is missing. Restore the folders journal and epochs, or start a new run under another name."
+                )
+            if recovered.log.position == earlier.seen:
+                return earlier
+            history: History = await self._driver.run(_look, self._store)
+            self._check_same_run(history)
+            return history
+        except BaseException:
+            await self._driver.run(recovered.log.close)
+            raise
+
     def _write_run_file(self) -> None:
         asked = {
             "name": self._ask.name,
@@ -201,14 +238,19 @@ class Run:
         self._store.put(RUN_FILE, msgspec.json.format(msgspec.json.encode(asked)))
 
     async def _drive(self, recovered: Recovered[machine.TrainState], history: History) -> Result:
+        history.forgetful = True
         console = Console(
             self._ask.name,
             self._store.uri,
             history=history,
             limits=self._ask.limits,
             later=asyncio.get_running_loop().call_later,
+            resume=self._resume_hint(),
         )
         console.opened(self._driver.engine.description, self._ask.scaling.num_workers)
+        crowded = self._driver.engine.notice(self._ask.gang)
+        if crowded:
+            console.notice(crowded)
         self._notice_changes(recovered.state, console)
         holder = this_process()
 
@@ -250,6 +292,12 @@ class Run:
         console.ended(time.time())
         return self._outcome(history, dispatcher, error_of)
 
+    def _resume_hint(self) -> str:
+        """What to do to go on with this run."""
+        if self._ask.run_config.name is not None:
+            return "run the same script again to resume"
+        return f"to resume, pass RunConfig(name={self._ask.name!r}, storage_path={self._ask.storage_path!r})"
+
     def _begin(self, controller: Controller, recovered: Recovered[machine.TrainState]) -> None:
         state, log = recovered.state, recovered.log
         controller.remember(
@@ -269,6 +317,8 @@ class Run:
             controller.post(DirectoriesFound(at=time.time(), directories=recovered.directories))
         if self._stop_reason:
             controller.post(StopAsked(at=time.time(), reason=self._stop_reason))
+        if self._preempted:
+            controller.post(PreemptionSeen(at=time.time(), node=DRIVER))
         controller.settle()
 
     def _notice_changes(self, state: machine.TrainState, console: Console) -> None:
@@ -284,7 +334,7 @@ class Run:
             program=self._ask.body,
             environment=self._ask.environment,
             storage_timeout_s=self._ask.failure.storage_timeout_s,
-            echo=self._ask.run_config.worker_output,
+            echo=self._ask.run_config.echo,
             log_directory=LOGS,
             gang=self._ask.gang,
             run_ahead=0 if self._ask.run_config.report_barrier else RUN_AHEAD,
@@ -293,6 +343,8 @@ class Run:
     def _outcome(self, history: History, dispatcher: Dispatcher, error_of: ErrorOf) -> Result:
         if history.status == machine.FAILED:
             raise failure_of(history, self._store.uri, lambda failure: error_of(max(history.attempts), failure)())
+        if history.status == machine.STOPPED and history.reason == machine.PREEMPTED:
+            raise PreemptionError(f"the run was {history.reason}; run the same script again to resume it")
         result = result_of(history, self._store.uri, self._ask.settings.retention)
         if dispatcher.pickled_value:
             result.return_value = cloudpickle.loads(dispatcher.pickled_value)
@@ -324,10 +376,11 @@ def _checked_store(ask: Ask) -> Store:
 
 def _look(store: Store) -> History:
     """What the journal tells, without taking the run."""
-    facts: list[RunFact] = []
+    history = History()
     with contextlib.suppress(StorageError):
-        facts = list(read_facts(read_records(store)))
-    return fold_history(facts)
+        for fact in read_facts(read_records(store)):
+            history.apply(fact)
+    return history
 
 
 def _live_error(failure: RankFailure, pickled: bytes) -> BaseException:

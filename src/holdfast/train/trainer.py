@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import datetime
 import os
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from holdfast.errors import ConfigurationError
@@ -67,9 +70,13 @@ class DataParallelTrainer:
 
         The same ``storage_path`` and ``name`` go on from the newest committed checkpoint; a run that has finished
         returns its result at once.
+
+        In the main thread of a process that has left SIGTERM as it was, SIGTERM is a notice of preemption meanwhile:
+        the workers have ``preemption_grace_s`` to save, then the run stops and PreemptionError is raised.
         """
         run = self._runs.Run(self._ask())
-        return _wait(run.start(), run)
+        with _told_by_sigterm(run):
+            return _wait(run.start(), run)
 
     @classmethod
     def restore(cls, *arguments: Any, **options: Any) -> NoReturn:
@@ -93,8 +100,21 @@ class DataParallelTrainer:
             function=program.name_of(self._function),
             fingerprint=program.fingerprint(self._config),
             body=program.pack(self._function, self._config),
-            environment=program.environment(self._function),
+            environment=program.environment(self._function, config.worker_runtime_env or {}),
         )
+
+
+@contextlib.contextmanager
+def _told_by_sigterm(run: Run) -> Iterator[None]:
+    """Only the main thread may set a handler, and the user's own is left alone."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, lambda number, frame: run.preempt())
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _wait(running: concurrent.futures.Future[T], run: Run) -> T:

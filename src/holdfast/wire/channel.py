@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -44,10 +45,19 @@ class Channel:
         with contextlib.suppress(OSError):
             await self._writer.drain()
 
-    async def listen(self, on_message: Callable[[Any], None]) -> str:
-        """Hand over each message until the stream ends; why it ended."""
+    async def listen(
+        self, on_message: Callable[[Any], None], ready: Callable[[], Awaitable[object]] | None = None
+    ) -> str:
+        """Hand over each message until the stream ends; why it ended. Nothing is read before ``ready`` says so, each
+        time: the peer is held back meanwhile.
+        """
         try:
-            while data := await self._reader.read(CHUNK):
+            while True:
+                if ready is not None:
+                    await ready()
+                data = await self._reader.read(CHUNK)
+                if not data:
+                    break
                 for message in self._frames.feed(data):
                     on_message(message)
         except (OSError, WireError) as error:
@@ -61,9 +71,22 @@ class Channel:
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        self._writer.close()
+        """Close after what was sent has left. The peer sees it, even where a process that was forked from this one
+        has kept the socket.
+        """
+        stream = None
         with contextlib.suppress(OSError):
+            stream = socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno()))
+        self._writer.close()
+        try:
             await self._writer.wait_closed()
+        except OSError:
+            pass
+        finally:
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.shutdown(socket.SHUT_RDWR)
+                stream.close()
 
 
 async def connect(address: str, secret: bytes, expected: object) -> Channel:

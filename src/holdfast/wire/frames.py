@@ -41,13 +41,19 @@ class FrameReader(Generic[M]):
 
     def __init__(self, expected: object) -> None:
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(expected)
-        self._rest = b""
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._needed = 4
+        """Nothing can be cut off before so many bytes are held; joining them earlier would copy them each time."""
 
     def feed(self, data: bytes) -> Iterator[M | list[bytes]]:
         """Yield each message, and each unbroken run of rows as one list. The caller must take them all."""
-        if self._rest:
-            data = self._rest + data
-        position, end = 0, len(data)
+        self._parts.append(data)
+        self._held += len(data)
+        if self._held < self._needed:
+            return
+        data = b"".join(self._parts) if len(self._parts) > 1 else data
+        position, end, needed = 0, len(data), 4
         rows: list[bytes] = []
         unpack = _LENGTH.unpack_from
         while end - position >= 4:
@@ -57,6 +63,7 @@ class FrameReader(Generic[M]):
                 raise WireError(f"a frame of {size} bytes is over the limit of {MAX_FRAME}")
             stop = position + 4 + size
             if stop > end:
+                needed = 4 + size
                 break
             if length & ROW:
                 rows.append(data[position + 4 : stop])
@@ -67,7 +74,7 @@ class FrameReader(Generic[M]):
                 rows = []
             yield self._decode(data[position + 4 : stop])
             position = stop
-        self._rest = data[position:]
+        self._parts, self._held, self._needed = [data[position:]], end - position, needed
         if rows:
             yield rows
 

@@ -288,6 +288,10 @@ class Damaged(Message, frozen=True):
     reason: str
 
 
+class Preempted(Message, frozen=True):
+    """This node is about to be taken away."""
+
+
 class Quiet(Message, frozen=True):
     """A rank has made no progress for so long."""
 
@@ -304,6 +308,16 @@ class Stacks(Message, frozen=True):
     attempt: int
     rank: int
     text: str
+
+
+class Met(Message, frozen=True):
+    group: str
+    attempt: int
+    rank: int
+    number: int
+    what: str
+    data: bytes
+    late: bool
 
 
 class Output(Message, frozen=True):
@@ -327,8 +341,10 @@ FromAgent = (
     | Raised
     | Exited
     | Damaged
+    | Preempted
     | Quiet
     | Stacks
+    | Met
     | Output
 )
 
@@ -362,6 +378,13 @@ class Advance(Message, frozen=True):
     floor: int
 
 
+class Preempt(Message, frozen=True):
+    """These nodes, each with its ranks, are about to be taken away; ``deadline_ms`` is Unix time."""
+
+    deadline_ms: int
+    nodes: dict[str, tuple[int, ...]]
+
+
 class Fetched(Message, frozen=True):
     """Where a checkpoint's files lie on this node, or why not."""
 
@@ -370,7 +393,15 @@ class Fetched(Message, frozen=True):
     error: str = ""
 
 
-ToWorker = Begin | Committed | Refused | Advance | Fetched
+class Gathered(Message, frozen=True):
+    """Every rank is at the meeting, and rank 0 brought ``data``; or it cannot be, and ``error`` says why."""
+
+    number: int
+    data: bytes = b""
+    error: str = ""
+
+
+ToWorker = Begin | Committed | Refused | Advance | Preempt | Fetched | Gathered
 
 
 # worker → agent (metrics-only calls travel as row frames, see frames.py)
@@ -416,4 +447,14 @@ class Raise(Message, frozen=True):
     started: bool
 
 
-FromWorker = Started | Declare | Fetch | Inside | Heartbeat | Return | Raise
+class Meet(Message, frozen=True):
+    """The rank is at its ``number``-th meeting of all ranks, a ``what``, and brings ``data``. With ``late`` it says so
+    again, and wants to know who is missing."""
+
+    number: int
+    what: str
+    data: bytes = b""
+    late: bool = False
+
+
+FromWorker = Started | Declare | Fetch | Meet | Inside | Heartbeat | Return | Raise

@@ -32,12 +32,16 @@ def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
                 return text
     elif not isinstance(metrics, Mapping):
         raise MetricsError(f"report takes a dict of metrics, not {_kind(metrics)}: {metrics!r:.80}")
-    return _encode(_plain(metrics, ""))
+    return encode_value(metrics, "")
 
 
-def encode_value(value: Any) -> bytes:
+def encode_value(value: Any, name: str = "value") -> bytes:
     """The JSON text of any value that metrics may hold."""
-    return _encode(_plain(value, "value"))
+    plain = _plain(value, name)
+    try:
+        return _encode(plain)
+    except (ValueError, OverflowError) as error:
+        raise MetricsError(f"metrics hold something that JSON cannot: {error}") from error
 
 
 def decode_metrics(text: bytes | msgspec.Raw) -> Any:

@@ -64,12 +64,12 @@ def _as_json(value: object) -> bytes:
     try:
         return encode_value(value)
     except MetricsError:
-        return msgspec.json.encode(repr(value)[:10_000])
+        return msgspec.json.encode(_shown(value)[:10_000])
 
 
 def _describe(error: BaseException, frames: TracebackType | None) -> m.ErrorInfo:
     kind = type(error)
-    text = "".join(traceback.format_exception(kind, error, frames))
+    text = _printable("".join(traceback.format_exception(kind, error, frames)))
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:
         pickled: bytes = cloudpickle.dumps(error)
@@ -81,6 +81,18 @@ def _describe(error: BaseException, frames: TracebackType | None) -> m.ErrorInfo
 
 def _message(error: BaseException) -> str:
     try:
-        return str(error)
+        return _printable(str(error))
     except Exception:
         return f"<{type(error).__qualname__} that cannot be shown>"
+
+
+def _shown(value: object) -> str:
+    try:
+        return _printable(repr(value))
+    except Exception:
+        return f"<{type(value).__qualname__} that cannot be shown>"
+
+
+def _printable(text: str) -> str:
+    """Text that every encoder takes; a file name that is not UTF-8 keeps its odd bytes as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast import faultpoints
-from holdfast.errors import DamagedError, NotInWorkerError, ReportError
+from holdfast.errors import CollectiveError, DamagedError, MissingError, NotInWorkerError, ReportError
 from holdfast.wire import messages as m
 from holdfast.wire.frames import FrameReader, frame, row_frame
 from holdfast.worker.files import scan
@@ -46,6 +46,9 @@ class Session:
         """Calls that brought files and were neither committed nor refused yet."""
         self._refusal = ""
         self._fetched: m.Fetched | None = None
+        self._meetings = 0
+        self._gathered: m.Gathered | None = None
+        self._preempt: m.Preempt | None = None
         self._next_heartbeat = 0.0
 
     def await_begin(self) -> m.Begin:
@@ -102,10 +105,20 @@ class Session:
     def newest_checkpoint(self) -> m.CheckpointRef | None:
         """The newest commit that has been told to this rank."""
         with self._lock:
-            self._check_process()
-            while select.select([self._stream], [], [], 0)[0]:
-                self._receive()
+            self._catch_up()
             return self._newest
+
+    def preemption(self) -> m.Preempt | None:
+        """What this rank has been told about nodes that are taken away."""
+        with self._lock:
+            self._catch_up()
+            return self._preempt
+
+    def _catch_up(self) -> None:
+        """Take in what has arrived, without waiting for more."""
+        self._check_process()
+        while select.select([self._stream], [], [], 0)[0]:
+            self._receive()
 
     def fetch(self, checkpoint: m.CheckpointRef) -> Path:
         """Where the checkpoint's verified files lie on this node."""
@@ -116,9 +129,37 @@ class Session:
             self._receive_until(lambda: self._fetched is not None)
             answer: m.Fetched | None = self._fetched
             assert answer is not None
+        if not answer.error:
+            return Path(answer.path)
+        newest = self.newest_checkpoint()
+        if newest is not None and newest.index > checkpoint.index:
+            raise MissingError(
+                f"{checkpoint.directory} was the newest checkpoint when it was asked for, and may have been given up since "
+                f"(num_to_keep): {answer.error}. Call get_checkpoint() again: the newest is {newest.directory}."
+            )
+        raise DamagedError(answer.error)
+
+    def meet(self, what: str, data: bytes, timeout_s: float | None) -> bytes:
+        """Wait for every rank at this rank's next meeting; what rank 0 brought to it."""
+        with self._lock:
+            self._check_process()
+            self._meetings += 1
+            self._gathered = None
+            number = self._meetings
+            self._write(frame(m.Meet(number, what, data)))
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            self._receive_until(lambda: self._is_gathered(number), deadline)
+            if not self._is_gathered(number):
+                self._write(frame(m.Meet(number, what, b"", True)))
+                self._receive_until(lambda: self._is_gathered(number))
+            answer: m.Gathered | None = self._gathered
+            assert answer is not None
         if answer.error:
-            raise DamagedError(answer.error)
-        return Path(answer.path)
+            raise CollectiveError(answer.error)
+        return answer.data
+
+    def _is_gathered(self, number: int) -> bool:
+        return self._gathered is not None and self._gathered.number == number
 
     def _settle_down_to(self, backlog: int) -> None:
         self._receive_until(lambda: len(self._unsettled) <= backlog)
@@ -150,11 +191,15 @@ class Session:
         finally:
             self._write(frame(m.Inside(False)))
 
-    def _receive_until(self, satisfied: Callable[[], bool]) -> None:
+    def _receive_until(self, satisfied: Callable[[], bool], deadline: float | None = None) -> None:
         if satisfied():
             return
         with contextlib.nullcontext() if self._begin is None else self._inside():
             while not satisfied():
+                if deadline is not None:
+                    left = max(deadline - time.monotonic(), 0.0)
+                    if not select.select([self._stream], [], [], left)[0]:
+                        return
                 self._receive()
 
     def _receive(self) -> None:
@@ -176,6 +221,10 @@ class Session:
             self._unsettled.discard(message.call)
         elif isinstance(message, m.Fetched):
             self._fetched = message
+        elif isinstance(message, m.Preempt):
+            self._preempt = message
+        elif isinstance(message, m.Gathered):
+            self._gathered = message
         else:
             self._begin = message
 

@@ -8,19 +8,19 @@ import threading
 from typing import Any
 
 from holdfast import errors, train
-from tests.train import loops
+from tests.train import loops, ordeals
 
 
 def main(asked: dict[str, Any]) -> int:
     keep = asked.get("keep")
     trainer = train.DataParallelTrainer(
-        getattr(loops, asked.get("loop", "climb")),
+        getattr(loops, asked.get("loop", "climb"), None) or getattr(ordeals, asked["loop"]),
         train_loop_config=asked["config"],
         scaling_config=train.ScalingConfig(num_workers=asked.get("workers", 2)),
         run_config=train.RunConfig(
             name=asked.get("name", "run"),
             storage_path=asked["storage"],
-            failure_config=train.FailureConfig(max_failures=asked.get("max_failures", 0)),
+            failure_config=train.FailureConfig(max_failures=asked.get("max_failures", 0), **asked.get("failure", {})),
             checkpoint_config=train.CheckpointConfig(**keep) if keep else None,
             take_over=asked.get("take_over", False),
         ),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.control.failures import CONTROLLER_LIMIT, MAX_FAILURES
+from holdfast.control.failures import CONTROLLER_LIMIT, MAX_FAILURES, MAX_PREEMPTIONS
 from holdfast.engine.agent import Agent
 from holdfast.engine.base import Engine, Gang, Listener, Node
 from holdfast.errors import EngineError
@@ -81,6 +81,7 @@ class SimulatedNode:
         self.process = Process(f"{engine.process.name}/{name}.{incarnation}", engine.process.epoch)
         self.lost = False
         self.told_lost = False
+        self.preempted = False
         self.up = Link(world, engine.process, lambda said: engine.heard(self, said), world.scenario.repeats)
         self.down = Link(world, self.process, self._told, 0.0)
         self.processes = PlayedProcesses(world, name, self.process)
@@ -126,6 +127,9 @@ class SimulatedEngine(Engine):
             self.world.charge(self._attempt(), CONTROLLER_LIMIT)
             raise EngineError("there is no room in this world")
         names = [f"node-{rank * self.world.scenario.nodes // gang.size}" for rank in range(gang.size)]
+        for node in [self.nodes[name] for name in dict.fromkeys(names) if name in self.nodes]:
+            if node.preempted and not node.told_lost:
+                self._replace(node)
         while absent := [name for name in names if name not in self.nodes or self.nodes[name].told_lost]:
             await self.world.pause(0.05)
             self._incarnations += 1
@@ -142,12 +146,30 @@ class SimulatedEngine(Engine):
     def detach(self, listener: Listener) -> None:
         self._listeners.remove(listener)
 
+    def pause(self, listener: Listener) -> None:
+        """A link has no buffer that could fill."""
+
+    def resume(self, listener: Listener) -> None:
+        """See ``pause``."""
+
     async def close(self) -> None:
         for node in self.nodes.values():
             if not node.lost:
                 node.die()
 
+    def _replace(self, node: SimulatedNode) -> None:
+        """End a node that was preempted."""
+        node.up.cut(0.0)
+        if not node.lost:
+            node.die()
+        node.told_lost = True
+        for listener in tuple(self._listeners):
+            listener.node_lost(node.name, "it was preempted")
+
     def heard(self, node: SimulatedNode, message: m.Message) -> None:
+        if isinstance(message, m.Preempted):
+            node.preempted = True
+            self.world.charge(self._attempt(), MAX_PREEMPTIONS)
         for listener in tuple(self._listeners):
             listener.agent_said(node.name, message)  # type: ignore[arg-type]
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.control.dispatch import Dispatcher, Job
 from holdfast.control.loop import Controller
+from holdfast.control.preemption import DRIVER
 from holdfast.control.recover import Recovered, open_run
-from holdfast.control.vocabulary import DirectoriesFound, StopAsked
+from holdfast.control.vocabulary import DirectoriesFound, PreemptionSeen, StopAsked
 from holdfast.engine.base import Gang
 from holdfast.errors import FencedError, JournalError, RunIsLiveError, StorageError
 from holdfast.journal.facts import RunOpened
@@ -75,6 +76,11 @@ class Driver:
         """What Ctrl-C does."""
         if self.controller is not None:
             self.controller.post(StopAsked(at=self._now(), reason=reason))
+
+    def preempt(self) -> None:
+        """What SIGTERM does."""
+        if self.controller is not None:
+            self.controller.post(PreemptionSeen(at=self._now(), node=DRIVER))
 
     def vanish(self, die: Callable[[Process], None]) -> None:
         """The machine is gone: driver, agents and workers at once."""

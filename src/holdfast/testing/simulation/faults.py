@@ -10,6 +10,7 @@ from holdfast.engine.processes import WorkerExit
 from holdfast.storage.store import MANIFEST
 from holdfast.testing.simulation.audit import DAMAGE, STOP, STORAGE
 from holdfast.testing.simulation.workers import Death, PlayedWorker
+from holdfast.wire import messages as m
 
 if TYPE_CHECKING:
     from holdfast.testing.simulation.cluster import SimulatedNode
@@ -68,6 +69,24 @@ def _doom_worker(world: World, death: Death) -> None:
     worker = world.chance.choice(workers)
     world.charge(worker.key[1], MAX_FAILURES)
     worker.doom = death
+
+
+def _hang_worker(world: World) -> None:
+    if world.scenario.settings.hang_timeout_s is not None:
+        _doom_worker(world, Death("hang"))
+
+
+def _preempt_node(world: World) -> None:
+    nodes = _live_nodes(world)
+    if nodes:
+        world.chance.choice(nodes)[1].up.send(m.Preempted())
+
+
+def _preempt_driver(world: World) -> None:
+    for driver in world.living():
+        if driver.controller is not None:
+            world.injected.whole.add(STOP)
+            world.loop.call_soon(driver.preempt, context=driver.process.context)
 
 
 def _would_be_missed(world: World, worker: PlayedWorker) -> bool:
@@ -217,9 +236,11 @@ _CAUSES: dict[str, Callable[[World], None]] = {
     "worker exits": lambda world: _doom_worker(world, Death("exit")),
     "worker raises": lambda world: _doom_worker(world, Death("raise")),
     "worker returns early": lambda world: _doom_worker(world, Death("return")),
+    "worker hangs": _hang_worker,
     "worker dies at start": _doom_newborn,
     "zygote lost": _lose_zygote,
     "node lost": _lose_node,
+    "node preempted": _preempt_node,
     "no room": _refuse_place,
     "driver killed": _kill_driver,
     "power lost": _lose_power,
@@ -232,4 +253,5 @@ _CAUSES: dict[str, Callable[[World], None]] = {
     "store fails for long": lambda world: _fail_store(world, 15.0),
     "store is slow": _slow_store,
     "asked to stop": _ask_to_stop,
+    "driver preempted": _preempt_driver,
 }

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 
-from holdfast.control.failures import CONTROLLER_LIMIT, MAX_FAILURES
+from holdfast.control.failures import CONTROLLER_LIMIT, MAX_FAILURES, MAX_PREEMPTIONS
 from holdfast.control.retention import Policy
 from holdfast.testing.simulation.workers import Plan
 from holdfast.train.machine import Settings
@@ -21,9 +21,11 @@ FAULTS = {
     "worker exits": 3,
     "worker raises": 6,
     "worker returns early": 2,
+    "worker hangs": 3,
     "worker dies at start": 5,
     "zygote lost": 3,
     "node lost": 6,
+    "node preempted": 4,
     "no room": 2,
     "driver killed": 14,
     "power lost": 8,
@@ -36,6 +38,7 @@ FAULTS = {
     "store fails for long": 2,
     "store is slow": 3,
     "asked to stop": 2,
+    "driver preempted": 2,
 }
 """How often each fault is drawn, against the others."""
 
@@ -75,8 +78,11 @@ def draw(chance: random.Random) -> Scenario:
             limits={
                 MAX_FAILURES: chance.choice((2, 0) if plan.conflict else (-1, 3, 2, 1, 0)),
                 CONTROLLER_LIMIT: chance.choice((-1, 3, 1)),
+                MAX_PREEMPTIONS: chance.choice((-1, -1, 1, 0)),
             },
             retention=_retention(chance),
+            hang_timeout_s=chance.choice((None, 10.0)),
+            preemption_grace_s=chance.choice((0.0, 0.1, 2.0)),
         ),
         plan=plan,
         nodes=chance.choice((1, 1, 2)),

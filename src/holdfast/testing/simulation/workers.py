@@ -138,6 +138,8 @@ class PlayedWorker:
         while step < world.plan.steps:
             await world.pause(world.plan.pace_s)
             if self.doom is not None:
+                if self.doom.kind == "hang":
+                    await asyncio.get_running_loop().create_future()
                 self._end(self.doom)
                 return
             self.step = step = step + 1
@@ -160,8 +162,10 @@ class PlayedWorker:
 
     async def _load(self, resume: m.CheckpointRef) -> int | None:
         self._say(m.Fetch(resume))
+        self._say(m.Inside(True))
         while self._fetched is None:
             await self._wait()
+        self._say(m.Inside(False))
         if self._fetched.error:
             self._raise("DamagedError", self._fetched.error)
             return None
@@ -187,8 +191,11 @@ class PlayedWorker:
         return await self._settle_down_to(BACKLOG if manner.mode == m.ASYNC else 0)
 
     async def _settle_down_to(self, backlog: int) -> bool:
-        while len(self._unsettled) > backlog:
-            await self._wait()
+        if len(self._unsettled) > backlog:
+            self._say(m.Inside(True))
+            while len(self._unsettled) > backlog:
+                await self._wait()
+            self._say(m.Inside(False))
         if self._refusal:
             self._raise("ReportError", self._refusal)
             return False
