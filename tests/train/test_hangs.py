@@ -51,6 +51,14 @@ def test_the_error_of_a_run_that_hangs_shows_where(tmp_path: Path) -> None:
     assert "max_failures=0 allows no further restart" in str(caught.value)
 
 
+def test_the_console_tells_of_a_hang_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"steps": 3, "at": 2, "ranks": [0], "how": "python"}
+    runs.fit(tmp_path, ordeals.stand_still, config, workers=2, max_failures=1, failure={"hang_timeout_s": LIMIT_S})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith("holdfast: attempt 1 failed (restart 1 of 1): rank 0 made no progress for 0.")
+
+
 def test_heartbeats_are_progress_and_waiting_in_our_calls_is_no_hang(tmp_path: Path) -> None:
     config = {"seconds": 4 * LIMIT_S}
     result = runs.fit(tmp_path, ordeals.take_long, config, workers=3, failure={"hang_timeout_s": LIMIT_S})

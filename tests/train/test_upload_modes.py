@@ -133,3 +133,8 @@ def test_ranks_that_report_more_often_than_others_are_named(tmp_path: Path) -> N
     assert re.search(
         r"rank 1 ended after 1 report while (rank 0|rank 2|ranks 0, 2) went on to report 2", str(caught.value)
     )
+
+
+def test_a_rank_can_look_back_at_every_checkpoint_that_is_kept(tmp_path: Path, scratch: Path) -> None:
+    result = runs.fit(tmp_path, upload_loops.look_back, {"steps": 4, "scratch": str(scratch)}, max_failures=1)
+    assert result.return_value == [(step, step, "COMMITTED") for step in (1, 2, 3, 4)]

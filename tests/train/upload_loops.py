@@ -99,3 +99,18 @@ def step_by_step(config: dict[str, Any]) -> list[int]:
 def uneven(config: dict[str, Any]) -> None:
     for _ in range(config["reports"][train.get_context().get_world_rank()]):
         train.report({})
+
+
+def look_back(config: dict[str, Any]) -> list[Any]:
+    """What is kept, as each attempt sees it after its reports."""
+    for step in range(resumed() + 1, config["steps"] + 1):
+        checkpoint = train.Checkpoint.from_directory(folder_with(step, config["scratch"]))
+        train.report({"step": step}, checkpoint=checkpoint, checkpoint_upload_mode=ASYNC)
+        if step == 2 and train.get_context().get_attempt() == 1:
+            train.get_all_reported_checkpoints()
+            raise RuntimeError("once")
+    found = []
+    for kept in train.get_all_reported_checkpoints(timeout_s=30):
+        with kept.checkpoint.as_directory() as folder:
+            found.append((kept.metrics["step"], int(Path(folder, "rank_0").read_text()), kept.status.name))
+    return found

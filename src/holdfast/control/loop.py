@@ -21,7 +21,6 @@ from holdfast.journal.log import Log
 from holdfast.journal.pacer import SnapshotPacer
 from holdfast.journal.recorder import Blocking, Recorder
 
-
 BACKLOG = 64 << 20
 """So many bytes of facts may wait for the journal; then nothing more is heard until half of them are durable."""
 

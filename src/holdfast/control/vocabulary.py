@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.journal.facts import Fact, RankFailure
-from holdfast.wire.messages import FileEntry, Manner
+from holdfast.wire.messages import FileEntry, KeptCheckpoint, Manner
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +114,12 @@ class RankMet(RankEvent, frozen=True, kw_only=True):
     what: str
     data: bytes
     late: bool = False
+
+
+class CheckpointsAsked(RankEvent, frozen=True, kw_only=True):
+    """The rank wants to know which checkpoints are kept."""
+
+    number: int
 
 
 class RankQuiet(RankEvent, frozen=True, kw_only=True):
@@ -385,6 +391,16 @@ class TellMeeting(Command, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     data: bytes = b""
     error: str = ""
+
+
+class TellCheckpoints(Command, frozen=True, kw_only=True):
+    """Tell these ranks which checkpoints are kept."""
+
+    group: str
+    attempt: int
+    ranks: tuple[int, ...]
+    number: int
+    kept: tuple[KeptCheckpoint, ...]
 
 
 class TellFloor(Command, frozen=True, kw_only=True):

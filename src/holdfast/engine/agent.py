@@ -156,6 +156,8 @@ class Agent:
                 self._spawn(self._fetch(key, worker.storage_uri, message.checkpoint))
             case m.Meet():
                 self._uplink.send(m.Met(*key, message.number, message.what, message.data, message.late))
+            case m.ListCheckpoints():
+                self._uplink.send(m.CheckpointsAsked(*key, message.number))
             case m.Return():
                 self._watchdog.end(key)
                 self._uplink.send(m.Returned(*key, message.value, message.pickled))
@@ -165,11 +167,11 @@ class Agent:
 
     def worker_exited(self, key: WorkerKey, end: WorkerExit) -> None:
         worker = self._workers.pop(key, None)
-        self._watchdog.remove(key)
         if worker is not None:
             self._pass_on_rows(key, worker)
             if worker.tail is not None:
                 self._tell_output(key, worker.tail, last=True)
+        self._watchdog.remove(key)
         self._uplink.send(m.Exited(*key, end.status, end.ours, end.oom, end.lost))
 
     def _pass_on_rows(self, key: WorkerKey, worker: _Worker) -> None:
@@ -311,7 +313,7 @@ class Agent:
 
     def _tell_output(self, key: WorkerKey, tail: LogTail, *, last: bool) -> None:
         text = tail.read(last=last)
-        if text:
+        if text and not self._watchdog.is_dumping(key):
             self._uplink.send(m.Output(*key, text))
 
     def _store(self, uri: str) -> Store:

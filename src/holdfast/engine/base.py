@@ -10,8 +10,8 @@ What every engine promises, and ``holdfast.testing.contracts`` proves:
   An engine that can replace a node does so on the next ``reserve``.
 - A node that is about to be taken away says so, by ``Preempted``, as long as its agent can. It goes on until then; the
   next ``reserve`` gives no rank of a new gang to it.
-- Between a listener's ``pause`` and its ``resume``, or its ``detach``, next to nothing arrives from any node: the agents
-  are held back, and hold their workers back. What happens meanwhile is told afterwards.
+- Between a listener's ``pause`` and its ``resume`` or ``detach``, next to nothing arrives from any node: the agents are
+  held back, and hold their workers back. What happens meanwhile is told afterwards.
 - Listeners are called on the engine's event loop, never at the same time.
 - ``close``, and the death of the driver in any way, ends every agent and whatever it had started.
 """

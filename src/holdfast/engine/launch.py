@@ -148,10 +148,16 @@ def _wait(driver: int, agent: int) -> None:
 
 
 def _remove(boot: Boot, driver: int) -> None:
-    """Remove the node's folder; and the job's, where the driver behind this pidfd (none: -1) will not do it."""
+    """Remove the node's folder; and the job's, where the driver behind this pidfd (none: -1) will not do it, or where
+    nothing is in it: a driver that dies before it has another janitor leaves nothing then."""
     _remove_folder(boot.folder)
     if driver < 0 or kernel.has_ended(driver) or kernel.is_ending(boot.driver_pid):
         _remove_folder(boot.job_folder)
+    elif boot.job_folder:
+        try:
+            os.rmdir(boot.job_folder)
+        except OSError:
+            pass
 
 
 def _remove_folder(folder: str) -> None:

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -179,10 +180,8 @@ class LocalEngine(Engine):
         # The janitor comes first: once it is there, nothing that is made now outlives this driver.
         node.janitor = await loop.run_in_executor(None, begin_janitor, os.getpid(), str(self._folder))
         node.ended = ended = _end_of(node.janitor)
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self._folder / f"{node.name}.{node.incarnation}"
-        wanted = f"unix:{folder}.sock" if self._transport == "unix" else "tcp:127.0.0.1:0"
-        server, address = await serve(wanted, secret, FromAgent, on_peer)
+        server, address = await self._serve(folder, secret, on_peer)
         try:
             instruct(node.janitor, self._boot(node.name, address, secret, folder))
             both: set[asyncio.Future[Any]] = {arrived, ended}
@@ -192,9 +191,22 @@ class LocalEngine(Engine):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{folder}.sock")
         if not arrived.done():
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()  # until there is another janitor, nobody would remove it after this driver's death
             raise EngineError(f"the agent of {node.name} ended with code {node.janitor.returncode} before it connected")
         node.channel = arrived.result()
         node.listening = loop.create_task(self._listen(node, node.channel))
+
+    async def _serve(
+        self, folder: Path, secret: bytes, on_peer: Callable[[Channel], Awaitable[None]]
+    ) -> tuple[asyncio.Server, str]:
+        wanted = f"unix:{folder}.sock" if self._transport == "unix" else "tcp:127.0.0.1:0"
+        while True:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                return await serve(wanted, secret, FromAgent, on_peer)
+            except FileNotFoundError:
+                pass  # another node's janitor has just ended, and took the empty folder with it
 
     def _boot(self, name: str, address: str, secret: bytes, folder: Path) -> Boot:
         return Boot(

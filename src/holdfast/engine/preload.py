@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.wire.messages import Environment
-from holdfast.worker import kernel
+from holdfast.worker import kernel, main_module
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -36,6 +36,7 @@ def take_on(environment: Environment) -> str:
         sys.path[:] = environment.sys_path
     if environment.argv:
         sys.argv[:] = environment.argv
+    main_module.stand_in(environment.main_path, environment.main_module)
     importlib.invalidate_caches()
     if environment.working_directory:
         try:

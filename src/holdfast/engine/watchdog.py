@@ -40,6 +40,7 @@ class _Watched:
         self.inside = False
         self.held = False
         self.told = False
+        self.dumping = False
 
 
 class Watchdog:
@@ -72,7 +73,8 @@ class Watchdog:
     def progress(self, key: WorkerKey) -> None:
         watched = self._workers.get(key)
         if watched is not None and watched.since is not None:
-            watched.since, watched.told = asyncio.get_running_loop().time(), False
+            watched.since = asyncio.get_running_loop().time()
+            watched.told = watched.dumping = False
 
     def enter(self, key: WorkerKey, inside: bool) -> None:
         """The worker has gone into one of our calls, or come back from it."""
@@ -103,6 +105,11 @@ class Watchdog:
         for key in self._gang((message.group, message.attempt)):
             self._spawn(self._dump(key, self._workers[key]))
 
+    def is_dumping(self, key: WorkerKey) -> bool:
+        """Whether what is written to the worker's log now is not the worker's own."""
+        watched = self._workers.get(key)
+        return watched is not None and watched.dumping
+
     async def _watch(self, gang: tuple[str, int]) -> None:
         loop = asyncio.get_running_loop()
         while keys := self._gang(gang):
@@ -129,6 +136,7 @@ class Watchdog:
             self._send(m.Stacks(*key, ""))
             return
         before = await self._run(_size, watched.log)
+        watched.dumping = True
         self._processes.signal(key, STACKS_SIGNAL)
         await asyncio.sleep(STACKS_S)
         self._send(m.Stacks(*key, _stacks(await self._run(_appended, watched.log, before))))

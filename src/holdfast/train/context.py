@@ -13,7 +13,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.train import bringing
 from holdfast.train.checkpoint import Checkpoint
 from holdfast.wire import messages as m
-from holdfast.wire.metrics import encode_metrics
+from holdfast.wire.metrics import decode_metrics, encode_metrics
 from holdfast.worker import session
 
 
@@ -109,6 +109,47 @@ def get_checkpoint() -> Checkpoint | None:
     here = session.current("train.get_checkpoint()")
     newest = here.newest_checkpoint()
     return None if newest is None else Checkpoint._of_commit(newest, here.context.storage_uri)
+
+
+class CheckpointConsistencyMode(enum.Enum):
+    """What a checkpoint must have been through to be listed: COMMITTED, or VALIDATED as well, where it is validated."""
+
+    COMMITTED = "committed"
+    VALIDATED = "validated"
+
+
+class ReportedCheckpointStatus(enum.Enum):
+    COMMITTED = "committed"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportedCheckpoint:
+    """A checkpoint that is kept, with rank 0's metrics."""
+
+    checkpoint: Checkpoint
+    metrics: dict[str, Any]
+    status: ReportedCheckpointStatus
+
+
+def get_all_reported_checkpoints(
+    consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED, timeout_s: float | None = None
+) -> list[ReportedCheckpoint]:
+    """Every checkpoint that is kept, the oldest first, also of earlier attempts.
+
+    It waits until those that this rank has reported are committed; TimeoutError after ``timeout_s``. Checkpoints are
+    not validated yet, so that both modes list the same.
+    """
+    here = session.current("train.get_all_reported_checkpoints()")
+    if not isinstance(consistency_mode, CheckpointConsistencyMode):
+        raise ConfigurationError("consistency_mode must be a CheckpointConsistencyMode: COMMITTED or VALIDATED")
+    return [
+        ReportedCheckpoint(
+            Checkpoint._of_commit(kept.checkpoint, here.context.storage_uri),
+            decode_metrics(kept.metrics) or {},
+            ReportedCheckpointStatus.COMMITTED,
+        )
+        for kept in here.kept_checkpoints(timeout_s)
+    ]
 
 
 def get_context() -> TrainContext:

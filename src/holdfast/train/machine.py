@@ -11,6 +11,7 @@ import msgspec
 from holdfast.control import commit, failures, group, hang, preemption, retention
 from holdfast.control import vocabulary as v
 from holdfast.journal import facts as f
+from holdfast.wire.messages import CheckpointRef, KeptCheckpoint
 
 GROUP = "train"
 FINISHED, FAILED, STOPPED, LIVE = "FINISHED", "FAILED", "STOPPED", ""
@@ -131,6 +132,8 @@ class TrainMachine:
             return self._settle(state, event.at)
         if isinstance(event, v.CheckpointFoundDamaged) and not _is_sound(state, event.index):
             return v.NOTHING
+        if isinstance(event, v.CheckpointsAsked):
+            return _tell_checkpoints(state, event)
         if isinstance(event, v.GroupEvent):
             return group.observe(state.group, event)
         if isinstance(event, v.NodeLost):
@@ -322,6 +325,16 @@ def _raised(state: TrainState, roots: tuple[f.RankFailure, ...]) -> tuple[str, .
 
 def _startup_error(failure: f.RankFailure) -> str:
     return f"{failure.error}: {failure.message}" if failure.error else ""
+
+
+def _tell_checkpoints(state: TrainState, event: v.CheckpointsAsked) -> v.Decision:
+    kept = tuple(
+        KeptCheckpoint(CheckpointRef(checkpoint.index, checkpoint.directory), bytes(checkpoint.metrics))
+        for _, checkpoint in sorted(state.checkpoints.items())
+        if not checkpoint.damaged
+    )
+    told = v.TellCheckpoints(group=GROUP, attempt=event.attempt, ranks=(event.rank,), number=event.number, kept=kept)
+    return v.Decision((), (told,))
 
 
 def unknown_to(state: TrainState, directories: tuple[str, ...]) -> tuple[str, ...]:

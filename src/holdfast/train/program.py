@@ -86,12 +86,15 @@ def environment(function: Callable[..., Any], runtime: Mapping[str, Any]) -> Env
     preload = tuple(sorted(_modules_used_by(function)))
     folder = runtime.get("working_dir")
     folder = None if folder is None else os.path.abspath(os.path.expanduser(folder))
+    main = sys.modules["__main__"]
     return Environment(
         preload=preload,
         variables={**os.environ, **(runtime.get("env_vars") or {})},
         sys_path=tuple(sys.path) if folder is None else (folder, *map(os.path.abspath, sys.path)),
         working_directory=folder or os.getcwd(),
         argv=tuple(sys.argv),
+        main_path=os.path.abspath(path) if (path := getattr(main, "__file__", None)) else "",
+        main_module=getattr(getattr(main, "__spec__", None), "name", None) or "",
         sources=_sources() if folder is None else f"{_sources()};{_sources_below(folder, preload)}",
     )
 
@@ -186,7 +189,7 @@ def _sources() -> str:
         except OSError:
             continue
         marks.append(f"{name}:{status.st_mtime_ns}:{status.st_size}")
-    return xxhash.xxh3_64_hexdigest(";".join(sorted(marks)))
+    return xxhash.xxh3_64_hexdigest(";".join(sorted(marks)).encode())
 
 
 def _sources_below(folder: str, modules: Iterable[str]) -> str:

@@ -55,6 +55,9 @@ class Environment(msgspec.Struct, frozen=True):
     sys_path: tuple[str, ...] = ()
     working_directory: str = ""
     argv: tuple[str, ...] = ()
+    main_path: str = ""
+    main_module: str = ""
+    """The script that the driver runs, or the module that it runs by ``-m``."""
     sources: str = ""
     """A fingerprint of the user's module files, so that a changed file means a new zygote."""
 
@@ -320,6 +323,13 @@ class Met(Message, frozen=True):
     late: bool
 
 
+class CheckpointsAsked(Message, frozen=True):
+    group: str
+    attempt: int
+    rank: int
+    number: int
+
+
 class Output(Message, frozen=True):
     """Lines that an echoed worker printed."""
 
@@ -345,6 +355,7 @@ FromAgent = (
     | Quiet
     | Stacks
     | Met
+    | CheckpointsAsked
     | Output
 )
 
@@ -393,6 +404,20 @@ class Fetched(Message, frozen=True):
     error: str = ""
 
 
+class KeptCheckpoint(msgspec.Struct, frozen=True, array_like=True):
+    """A checkpoint that is kept, with rank 0's metrics as JSON."""
+
+    checkpoint: CheckpointRef
+    metrics: bytes
+
+
+class CheckpointList(Message, frozen=True):
+    """Every checkpoint that is kept, the oldest first."""
+
+    number: int
+    kept: tuple[KeptCheckpoint, ...]
+
+
 class Gathered(Message, frozen=True):
     """Every rank is at the meeting, and rank 0 brought ``data``; or it cannot be, and ``error`` says why."""
 
@@ -401,7 +426,7 @@ class Gathered(Message, frozen=True):
     error: str = ""
 
 
-ToWorker = Begin | Committed | Refused | Advance | Preempt | Fetched | Gathered
+ToWorker = Begin | Committed | Refused | Advance | Preempt | Fetched | Gathered | CheckpointList
 
 
 # worker → agent (metrics-only calls travel as row frames, see frames.py)
@@ -425,6 +450,12 @@ class Fetch(Message, frozen=True):
     """Where do this checkpoint's files lie? Answered by Fetched after they were verified, once per node."""
 
     checkpoint: CheckpointRef
+
+
+class ListCheckpoints(Message, frozen=True):
+    """Which checkpoints are kept? Answered by CheckpointList of the same number."""
+
+    number: int
 
 
 class Inside(Message, frozen=True):
@@ -457,4 +488,4 @@ class Meet(Message, frozen=True):
     late: bool = False
 
 
-FromWorker = Started | Declare | Fetch | Meet | Inside | Heartbeat | Return | Raise
+FromWorker = Started | Declare | Fetch | Meet | ListCheckpoints | Inside | Heartbeat | Return | Raise

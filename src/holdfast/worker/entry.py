@@ -15,6 +15,7 @@ from holdfast import faultpoints
 from holdfast.errors import MetricsError
 from holdfast.wire import messages as m
 from holdfast.wire.metrics import encode_value
+from holdfast.worker import main_module
 from holdfast.worker.session import Session, open_session
 
 MAX_TRACEBACK = 200_000
@@ -29,6 +30,7 @@ def run(stream: socket.socket) -> int:
         faultpoints.locate(rank=begin.context.rank, attempt=begin.context.attempt)
         faultpoints.reach("worker.begin")
         function, arguments = cloudpickle.loads(begin.program)
+        main_module.adopt(function)
     except BaseException as error:
         return _raise(session, error, error.__traceback__, started=False)
     session.send(m.Started(os.getpid()))

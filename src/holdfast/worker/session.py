@@ -46,6 +46,8 @@ class Session:
         """Calls that brought files and were neither committed nor refused yet."""
         self._refusal = ""
         self._fetched: m.Fetched | None = None
+        self._lists = 0
+        self._listed: m.CheckpointList | None = None
         self._meetings = 0
         self._gathered: m.Gathered | None = None
         self._preempt: m.Preempt | None = None
@@ -102,6 +104,22 @@ class Session:
             self._check_process()
             self._settle_down_to(0)
 
+    def kept_checkpoints(self, timeout_s: float | None) -> tuple[m.KeptCheckpoint, ...]:
+        """Every checkpoint that is kept, once those that this rank has brought are committed."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._lock:
+            self._check_process()
+            self._receive_until(lambda: not self._unsettled, deadline)
+            if self._unsettled:
+                calls = ", ".join(map(str, sorted(self._unsettled)))
+                raise TimeoutError(f"the checkpoints of report {calls} were not committed within {timeout_s:g} s")
+            self._raise_refusal()
+            self._lists += 1
+            self._write(frame(m.ListCheckpoints(self._lists)))
+            self._receive_until(lambda: self._listed is not None and self._listed.number == self._lists)
+            assert self._listed is not None
+            return self._listed.kept
+
     def newest_checkpoint(self) -> m.CheckpointRef | None:
         """The newest commit that has been told to this rank."""
         with self._lock:
@@ -134,8 +152,8 @@ class Session:
         newest = self.newest_checkpoint()
         if newest is not None and newest.index > checkpoint.index:
             raise MissingError(
-                f"{checkpoint.directory} was the newest checkpoint when it was asked for, and may have been given up since "
-                f"(num_to_keep): {answer.error}. Call get_checkpoint() again: the newest is {newest.directory}."
+                f"{checkpoint.directory} was the newest checkpoint when it was asked for, and may have been given up "
+                f"since (num_to_keep): {answer.error}. Call get_checkpoint() again: the newest is {newest.directory}."
             )
         raise DamagedError(answer.error)
 
@@ -225,6 +243,8 @@ class Session:
             self._preempt = message
         elif isinstance(message, m.Gathered):
             self._gathered = message
+        elif isinstance(message, m.CheckpointList):
+            self._listed = message
         else:
             self._begin = message
 

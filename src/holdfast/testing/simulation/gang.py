@@ -73,6 +73,10 @@ class _Nodes(Engine):
     def detach(self, listener: Listener) -> None:
         self._listener = None
 
+    def pause(self, listener: Listener) -> None: ...
+
+    def resume(self, listener: Listener) -> None: ...
+
     def say(self, rank: int, message: m.FromAgent) -> None:
         if self._listener is None:
             raise EngineError("nobody listens")
