@@ -212,3 +212,19 @@ def test_rows_that_every_rank_has_come_to_are_forgotten() -> None:
     assert [kept.first for kept in commits.ahead] == [3, 5]
     commit.pass_by(commits, 6)
     assert commits.ahead == []
+
+
+def test_a_file_and_a_folder_of_one_name_are_refused_before_anything_is_read() -> None:
+    commits = commit.Commits()
+    declare(commits, 0, 1, A, FileEntry("model", 1), SHARED)
+    declare(commits, 1, 1, SHARED)
+    declare(commits, 2, 1, FileEntry("model/of/mine", 1))
+    decision = settle(commits, 1)
+    assert decision.changes == (v.CommitDropped(group=G, call=1),)
+    (refusal,) = decision.commands
+    assert isinstance(refusal, v.Refuse)
+    assert refusal.ranks == (0, 1, 2)
+    assert (
+        "rank 0 brought a file 'model' to report 1, and rank 2 a folder of that name, with 'model/of/mine'"
+        in refusal.error
+    )

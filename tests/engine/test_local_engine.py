@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+from pathlib import Path
 from typing import ClassVar
 
-from holdfast.engine.base import Engine
-from holdfast.engine.local import LocalEngine
-from holdfast.testing.engine_contract import EngineContract
+import pytest
+
+from holdfast.engine.base import Engine, Gang
+from holdfast.engine.local import RUNTIME_VARIABLE, LocalEngine
+from holdfast.errors import ConfigurationError, EngineError
+from holdfast.testing.contracts import EngineContract
 
 
 class LocalContract(EngineContract):
@@ -32,3 +38,36 @@ class TestOverTcp(LocalContract):
 
 class TestThreeNodes(LocalContract):
     options: ClassVar[dict[str, object]] = {"nodes": 3, "cpus_per_node": 2}
+
+
+@pytest.mark.parametrize("below", ["", "/deeper"])
+def test_a_runtime_folder_that_cannot_be_used_is_named_with_what_to_do(
+    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(RUNTIME_VARIABLE, f"{tmp_path}/file{below}")
+
+    async def main() -> None:
+        with pytest.raises(ConfigurationError, match=rf"{tmp_path}/file.*set {RUNTIME_VARIABLE} to a folder"):
+            LocalEngine()
+
+    asyncio.run(main())
+
+
+def test_a_node_that_the_system_does_not_let_start_is_an_engine_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path / "r"
+    monkeypatch.setenv(RUNTIME_VARIABLE, str(runtime))
+
+    async def main() -> None:
+        engine = LocalEngine()
+        shutil.rmtree(runtime)
+        runtime.touch()
+        try:
+            with pytest.raises(EngineError, match=r"the agent of node-0 cannot be started: .*Not a directory"):
+                await engine.reserve(Gang(size=1))
+        finally:
+            await engine.close()
+
+    asyncio.run(main())

@@ -327,3 +327,24 @@ def test_close_ends_everything_but_agent_and_janitor(node: Node) -> None:
 
 def names(node: Node) -> list[str]:
     return [Path(f"/proc/{pid}/comm").read_text().strip() for pid in node.tree.pids()]
+
+
+def test_an_environment_may_be_larger_than_a_datagram(node: Node, modules: Path) -> None:
+    large = {f"MINE_{number}": "x" * 50_000 for number in range(40)}
+    chosen = environment(modules, **large)
+    assert node.prepare(chosen) == ""
+    node.start(KEY, "look_around", "json", environment=chosen, variables={"MINE_OWN": "y" * 500_000})
+    assert node.said(KEY)["variables"] == {**large, "MINE_OWN": "y" * 500_000}
+
+
+def test_a_variable_that_the_environment_lacks_is_not_there(
+    tmp_path: Path, modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE_OLD", "1")
+    node = Node(tmp_path).connect()
+    try:
+        node.start(KEY, "look_around", "json", environment=environment(modules, MINE_NEW="2"))
+        assert node.said(KEY)["variables"] == {"MINE_NEW": "2"}
+    finally:
+        left = node.end()
+    assert not left

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from holdfast.errors import DamagedError, StorageError
 from holdfast.storage.files import FileStore
 from holdfast.storage.manifest import Manifest, verify, write_manifest
 from holdfast.storage.store import MANIFEST, SourceError, Store, open_store
-from holdfast.storage.transfer import UploadCancelled, download, upload
+from holdfast.storage.transfer import download, upload
 from holdfast.wire.messages import FileEntry
 
 NAMES = ("model.pt", "optim/rank_0.pt", "optim/rank_1.pt", "empty", "x", "y", "z")
@@ -148,15 +149,6 @@ def test_a_local_file_that_is_gone_ends_it_at_once(store: Store, source: Path) -
     assert store.keys("c") == []
 
 
-def test_an_upload_that_nobody_wants_stops(source: Path, tmp_path: Path) -> None:
-    store = Failing(tmp_path / "run")
-    with pytest.raises(UploadCancelled):
-        asyncio.run(
-            upload(source, NAMES, store, "c", run=asyncio.to_thread, parallel=1, cancelled=lambda: len(store.calls) > 1)
-        )
-    assert len(store.calls) == 2
-
-
 def test_a_manifest_never_travels_as_a_file(store: Store, source: Path) -> None:
     (source / MANIFEST).write_bytes(b"{}")
     with pytest.raises(SourceError, match="before it is one"):
@@ -181,3 +173,12 @@ def test_a_download_to_a_full_disk_leaves_nothing(small_disk: Path, store: Store
     with pytest.raises(StorageError, match=r"cannot write .*/x: the disk that holds .* is full"):
         download(store, "c", manifest, small_disk / "c")
     assert os.listdir(small_disk) == []
+
+
+def test_patience_lasts_as_long_as_it_says(source: Path, tmp_path: Path) -> None:
+    store = Failing(tmp_path / "run")
+    store.refusals["c/x"] = 1_000_000
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"gave up 'x' after 0\.6 s"):
+        asyncio.run(upload(source, ("x",), store, "c", run=asyncio.to_thread, patience_s=0.6))
+    assert 0.6 <= time.monotonic() - began < 1.0

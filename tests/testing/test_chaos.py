@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from holdfast import train
+from holdfast.engine import driver
 from holdfast.journal import facts as f
 from holdfast.testing.chaos import __main__ as command
 from holdfast.testing.chaos import audit, rounds, training
 from holdfast.testing.chaos.audit import Auditor, BrokenPromise
+from tests.train import runs
 
 SECONDS = 10
 SEED = 4
@@ -85,3 +88,14 @@ def test_a_recovery_is_timed_from_the_death_to_the_first_moment_when_all_run() -
     assert audit.recoveries(facts, [0.5, 3.0, 4.0]) == [0.5, 0.5]
     assert audit.median_ms([0.5, 0.5]) == "500 ms"
     assert next(rounds.Tally().lines()) == "0 runs, 0 attempts, 0 drivers, 0 runs given up"
+
+
+def test_a_node_that_is_lost_takes_the_folder_along_that_a_dying_driver_could_not_remove(tmp_path: Path) -> None:
+    runtime = Path(os.environ["HOLDFAST_RUNTIME_DIR"])
+    runs.fit(tmp_path, config={"steps": 1})
+    agent = driver.current().engine.agent_pid("node-0")
+    assert agent is not None
+    assert list(runtime.iterdir())
+    os.kill(agent, signal.SIGKILL)
+    runs.wait_until(lambda: not list(runtime.iterdir()))
+    runs.assert_undisturbed(runs.fit(tmp_path, config={"steps": 2}, name="again"), workers=1, steps=2)

@@ -518,3 +518,15 @@ class _Stubborn:
 
 def return_stubborn() -> Any:
     return _Stubborn()
+
+
+def report_a_relative_path(config: dict[str, Any]) -> None:
+    os.chdir(config["folder"])
+    os.mkdir("mine")
+    Path("mine", "a").write_text("1")
+    train.report({}, checkpoint=train.Checkpoint("mine"))
+
+
+def report_large_rows(config: dict[str, Any]) -> None:
+    for step in range(config["rows"]):
+        train.report({"step": step, "filler": "x" * config["size"]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 
 from holdfast import train
-from holdfast.control import failures
-from holdfast.errors import ConfigurationError, DamagedError
+from holdfast.control import dispatch, failures
+from holdfast.errors import ConfigurationError, DamagedError, StorageError
 from holdfast.journal import facts as f
 from tests.train import loops, runs
 
@@ -307,3 +308,32 @@ def test_a_run_goes_on_when_space_is_freed_while_it_waits(small_disk: Path, capf
     assert runs.outcomes(result.path) == ["finished"]
     assert result.checkpoint is not None
     assert len(runs.content(result.checkpoint)["data"]) == 1_000_000
+
+
+def test_patience_with_a_manifest_lasts_as_long_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[float] = []
+
+    def refuse(*arguments: object) -> None:
+        tried.append(time.monotonic())
+        raise StorageError("not now")
+
+    monkeypatch.setattr(dispatch, "write_manifest", refuse)
+    with pytest.raises(train.TrainingFailedError, match="not now"):
+        runs.fit(tmp_path, config={"steps": 1}, failure={"storage_timeout_s": 1.0})
+    assert 0.99 <= tried[-1] - tried[0] < 1.5
+
+
+def test_a_manifest_of_the_users_own_below_the_top_is_a_file_like_any_other(tmp_path: Path) -> None:
+    result = runs.fit(tmp_path, loops.bring, {"files": {"0": {"a": "1", "inner/.manifest.json": "2"}}})
+    assert result.checkpoint is not None
+    copy = Path(result.checkpoint.to_directory(tmp_path / "copy"))
+    assert sorted(str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()) == [
+        "a",
+        "inner/.manifest.json",
+    ]
+
+
+def test_a_relative_path_is_the_workers_own(tmp_path: Path) -> None:
+    result = runs.fit(tmp_path, loops.report_a_relative_path, {"folder": str(tmp_path)})
+    assert result.checkpoint is not None
+    assert runs.content(result.checkpoint) == {"a": b"1"}

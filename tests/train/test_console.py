@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -117,3 +118,11 @@ def test_a_closed_terminal_does_not_fail_a_run(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr("sys.stdout", terminal)
     result = runs.fit(tmp_path, config={"steps": 1})
     runs.assert_undisturbed(result, workers=1, steps=1)
+
+
+def test_a_group_that_is_larger_than_the_machine_is_told_to_share_it(tmp_path: Path, capsys: Capture) -> None:
+    cores = len(os.sched_getaffinity(0))
+    runs.fit(tmp_path, config={"steps": 1}, workers=cores + 1)
+    assert lines(capsys)[1] == f"holdfast: {cores + 1} workers share {cores} core{'s' if cores != 1 else ''}"
+    runs.fit(tmp_path, config={"steps": 1}, workers=cores, name="fits")
+    assert not [line for line in lines(capsys) if "share" in line]

@@ -6,6 +6,8 @@ import concurrent.futures
 import contextlib
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +16,16 @@ import pytest
 
 import holdfast
 from holdfast import train
-from holdfast.control import failures
+from holdfast.control import failures, loop
 from holdfast.control.failures import MAX_FAILURES
 from holdfast.engine import driver
-from holdfast.errors import ConfigurationError, EngineError, RunIsLiveError
+from holdfast.errors import ConfigurationError, ControllerError, EngineError, RunIsLiveError
 from holdfast.journal import facts as f
+from holdfast.journal.file_log import FileLog
+from holdfast.journal.recorder import Recorder
 from tests.train import loops, runs
+
+PATIENCE_S = 20.0
 
 
 def agent_of(node: str) -> int:
@@ -197,3 +203,52 @@ def test_checkpoints_of_ranks_on_several_nodes_are_one(tmp_path: Path) -> None:
     result = runs.fit(tmp_path, config={"steps": 4, "faults": faults}, workers=3, max_failures=1)
     runs.assert_undisturbed(result, workers=3, steps=4)
     assert [fact.resume for fact in runs.facts(result.path, f.AttemptStarted)] == [None, 1]
+
+
+def test_shutdown_ends_a_run_in_another_thread_which_can_be_resumed(
+    tmp_path: Path, gate: Callable[..., runs.Gate]
+) -> None:
+    meeting = gate(0)
+    config = {"steps": 4, "gate": meeting.path, "gate_step": 2}
+    with runs.fitting(tmp_path, config=config) as running:
+        meeting.wait(0)
+        holdfast.shutdown()
+        assert psutil.Process().children(recursive=True) == []
+        with pytest.raises(ControllerError, match=r"the run 'run' was ended by holdfast\.shutdown\(\)"):
+            running.result(PATIENCE_S)
+    result = runs.fit(tmp_path, config={"steps": 4})
+    runs.assert_undisturbed(result, workers=1, steps=4)
+
+
+def test_a_journal_that_stalls_holds_the_workers_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, rows, size = 1 << 20, 4000, 5000
+    go_on = threading.Event()
+    backlogs: list[int] = []
+    write, append = FileLog._write, Recorder.append
+
+    def stall(log: FileLog, first: int, records: list[bytes]) -> None:
+        if len(backlogs) > 10:
+            go_on.wait()
+        write(log, first, records)
+
+    def observe(recorder: Recorder, fact: f.Fact, *, urgent: bool) -> int:
+        position = append(recorder, fact, urgent=urgent)
+        backlogs.append(recorder.backlog)
+        return position
+
+    monkeypatch.setattr(loop, "BACKLOG", limit)
+    monkeypatch.setattr(FileLog, "_write", stall)
+    monkeypatch.setattr(Recorder, "append", observe)
+    config = {"rows": rows, "size": size}
+    with runs.fitting(tmp_path, loops.report_large_rows, config, worker_output="none") as running:
+        try:
+            runs.wait_until(lambda: bool(backlogs) and backlogs[-1] > limit)
+            heard = -1
+            while heard != len(backlogs):  # what was on its way when the reading stopped
+                heard = len(backlogs)
+                time.sleep(0.3)
+        finally:
+            go_on.set()
+        result = running.result()
+    assert max(backlogs) < 2 * limit
+    assert len(runs.rows(result.path, 0)) == rows

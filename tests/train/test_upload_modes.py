@@ -122,9 +122,9 @@ def test_ranks_at_odds_are_named(tmp_path: Path, scratch: Path) -> None:
 
 
 def test_with_a_barrier_no_rank_is_ahead(tmp_path: Path) -> None:
-    config = {"progress": str(tmp_path / "progress")}
+    config = {"folder": str(tmp_path)}
     result = runs.fit(tmp_path, upload_loops.step_by_step, config, workers=2, report_barrier=True)
-    assert all(seen >= step for step, seen in enumerate(result.return_value, start=1))
+    assert result.return_value == [True] * 20
 
 
 def test_ranks_that_report_more_often_than_others_are_named(tmp_path: Path) -> None:

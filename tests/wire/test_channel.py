@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -93,5 +94,43 @@ def test_garbage_ends_the_connection(address: str) -> None:
     async def use(controller: Channel, agent: Channel) -> None:
         agent._writer.write(b"\x05\x00\x00\x00junk!")
         assert "not a message of ours" in await controller.listen(lambda message: None)
+
+    asyncio.run(pair(address, use))
+
+
+def test_a_channel_that_is_closed_ends_though_another_process_keeps_its_socket(address: str) -> None:
+    async def use(controller: Channel, agent: Channel) -> None:
+        kept = os.dup(controller._writer.get_extra_info("socket").fileno())  # as a fork would
+        try:
+            sent = [m.Program("p", b"x" * (8 << 20)), m.KillGroup("g", 1)]
+            heard: list[object] = []
+            for message in sent:
+                controller.send(message)  # type: ignore[arg-type]
+            listening = asyncio.create_task(agent.listen(heard.append))
+            await controller.close()
+            async with asyncio.timeout(5.0):
+                await listening
+            assert heard == sent
+        finally:
+            os.close(kept)
+
+    asyncio.run(pair(address, use))
+
+
+def test_nothing_is_read_before_the_listener_is_ready(address: str) -> None:
+    async def use(controller: Channel, agent: Channel) -> None:
+        ready = asyncio.Event()
+        heard: list[object] = []
+        listening = asyncio.create_task(controller.listen(heard.append, ready.wait))
+        block = m.Output("g", 1, 0, "x" * 100_000)
+        while not agent.congested:
+            agent.send(block)
+            await asyncio.sleep(0)
+        assert heard == []
+        ready.set()
+        await agent.drained()
+        assert heard
+        await agent.close()
+        await listening
 
     asyncio.run(pair(address, use))

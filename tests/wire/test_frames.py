@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 
 import pytest
 
@@ -54,3 +55,13 @@ def test_every_message_survives_the_wire() -> None:
     upload = m.Upload("g", 1, 0, 2, 3, "checkpoint_000003", "/tmp/x", ("a", "b"), 5.0)
     reader: FrameReader[m.ToAgent] = FrameReader(m.ToAgent)
     assert list(reader.feed(frame(start) + frame(upload))) == [start, upload]
+
+
+def test_a_large_frame_in_small_pieces_costs_no_more_than_its_size() -> None:
+    reader: FrameReader[m.FromWorker] = FrameReader(m.FromWorker)
+    large = m.Return(b"x" * (64 << 20), b"")
+    stream, piece = frame(large) + frame(STARTED), 64 << 10
+    began = time.monotonic()
+    found = [item for start in range(0, len(stream), piece) for item in reader.feed(stream[start : start + piece])]
+    assert time.monotonic() - began < 2.0
+    assert found == [large, STARTED]

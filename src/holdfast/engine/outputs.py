@@ -5,12 +5,16 @@ lost.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 LIMIT = 1 << 16
 """How much of what was printed since the last look is passed on; the file has the rest."""
 LONGEST_LINE = 1 << 14
 """An unfinished line that is longer is passed on in pieces."""
+
+_RETURN = re.compile(rb"(?:^|(?<=[\r\n]))\r(?!\n)")
+"""A carriage return that ends an empty line: many bars begin with one."""
 
 
 class LogTail:
@@ -43,7 +47,7 @@ class LogTail:
             end = _end_of_lines(data)
             if len(data) - end <= LONGEST_LINE:
                 data, self._rest = data[:end], data[end:]
-        return (note.removeprefix(b"\n") + data).decode(errors="replace")
+        return (note.removeprefix(b"\n") + _RETURN.sub(b"", data)).decode(errors="replace")
 
 
 def _end_of_lines(data: bytes) -> int:

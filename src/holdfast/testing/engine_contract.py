@@ -149,6 +149,23 @@ class EngineContract(ABC):
 
         self._run(use)
 
+    def test_nothing_arrives_during_a_pause_and_everything_after_it(self, tmp_path: Path) -> None:
+        async def use(engine: Engine, ears: Ears) -> None:
+            await _start(engine, tmp_path, _flood, 1)
+            await ears.until(lambda: bool(ears.of(m.Rows)))
+            engine.pause(ears)
+            await asyncio.sleep(0.5)  # what was on its way
+            heard = len(ears.said)
+            await asyncio.sleep(0.5)
+            assert len(ears.said) == heard
+            engine.resume(ears)
+            await ears.until(lambda: len(ears.said) > heard)
+            engine.pause(ears)  # and is closed like that
+            rows = ears.of(m.Rows)
+            assert [said.first for said in rows[1:]] == [said.first + said.count for said in rows[:-1]]
+
+        self._run(use)
+
     def test_closing_ends_every_agent(self, tmp_path: Path) -> None:
         pids: list[int] = []
 

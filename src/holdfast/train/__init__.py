@@ -17,9 +17,13 @@ from holdfast.train.callbacks import TrainRunContext, UserCallback
 from holdfast.train.checkpoint import Checkpoint
 from holdfast.train.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from holdfast.train.context import (
+    CheckpointConsistencyMode,
     CheckpointUploadMode,
     PreemptionInfo,
+    ReportedCheckpoint,
+    ReportedCheckpointStatus,
     TrainContext,
+    get_all_reported_checkpoints,
     get_checkpoint,
     get_context,
     get_preemption_info,
