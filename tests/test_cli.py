@@ -208,7 +208,7 @@ def test_asking_twice_is_asking_once(tmp_path: Path) -> None:
 
 
 def test_a_request_that_came_too_late_does_not_stop_the_next_driver(tmp_path: Path) -> None:
-    with live(tmp_path) as (driver, gate):
+    with live(tmp_path) as (driver, _):
         driver.signal(signal.SIGSTOP)
         told("stop", tmp_path / "live")
         driver.kill()

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if path.is_file()
 )
-SCRIPTS = ["README.md", "docs/guide.md", "docs/testing.md"]
+SCRIPTS = ["README.md", "docs/from-ray-train.md", "docs/guide.md", "docs/testing.md"]
 MADE_LATER = {"docs/benchmarks.md"}  # by `make bench`
 TIMEOUT_S = 50
 
