@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import train
+from holdfast import shutdown, train
 from tests.train import loops, runs
 
 
@@ -35,6 +35,15 @@ def told(*arguments: str | Path) -> Any:
 
 def finish(storage: Path, name: str = "done", **config: Any) -> Path:
     return Path(runs.fit(storage, config={"steps": 2, **config}, name=name).path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A storage path with the finished run ``done``, for tests that only look."""
+    storage = tmp_path_factory.mktemp("finished")
+    finish(storage)
+    shutdown()
+    return storage
 
 
 def stumble(storage: Path, name: str = "bumpy", keep: train.CheckpointConfig | None = None) -> Path:
@@ -72,15 +81,14 @@ def test_ls_lists_the_runs_below_a_path(tmp_path: Path) -> None:
     assert done[:7] == ["done", "FINISHED", "1", "0", "checkpoint_000001", "step=2,", "weight=2.75"]
 
 
-def test_ls_as_json(tmp_path: Path) -> None:
-    finish(tmp_path)
-    (run,) = told("ls", tmp_path)
+def test_ls_as_json(finished: Path) -> None:
+    (run,) = told("ls", finished)
     assert (run["name"], run["status"], run["attempts"], run["failures"]) == ("done", "FINISHED", 1, 0)
-    assert run["path"] == str(tmp_path / "done")
+    assert run["path"] == str(finished / "done")
     assert run["metrics"] == {"step": 2, "weight": 2.75}
     assert run["driver"]["pid"] == os.getpid()
     assert run["driver"]["live"] is False
-    assert told("ls", tmp_path / "done") == [{**run, "age_s": pytest.approx(run["age_s"], abs=30)}]
+    assert told("ls", finished / "done") == [{**run, "age_s": pytest.approx(run["age_s"], abs=30)}]
 
 
 def test_ls_of_an_empty_folder_is_no_error(tmp_path: Path) -> None:
@@ -248,9 +256,8 @@ def test_stop_is_refused_without_a_live_driver(how: str, tmp_path: Path) -> None
         (["show"], 2, "PATH"),
     ],
 )
-def test_what_cannot_be_done_says_so_on_stderr(arguments: list[str], code: int, message: str, tmp_path: Path) -> None:
-    finish(tmp_path)
-    ended = holdfast(*(argument.format(tmp_path) for argument in arguments))
+def test_what_cannot_be_done_says_so_on_stderr(arguments: list[str], code: int, message: str, finished: Path) -> None:
+    ended = holdfast(*(argument.format(finished) for argument in arguments))
     assert (ended.returncode, ended.stdout) == (code, "")
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr

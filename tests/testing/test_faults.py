@@ -89,6 +89,14 @@ def test_a_hang_lasts_until_somebody_ends_it(tmp_path: Path) -> None:
     assert [(root.rank, root.calls) for root in runs.roots(result.path)] == [(1, 2)]
 
 
+def test_a_hang_is_ended_by_the_watchdog_where_there_is_one(tmp_path: Path) -> None:
+    with Faults().hang(rank=1, step=3) as faults:
+        result = runs.fit(tmp_path, config={"steps": STEPS}, workers=2, max_failures=1, failure={"hang_timeout_s": 1.0})
+    assert faults.fired
+    runs.assert_undisturbed(result, workers=2, steps=STEPS)
+    assert [(root.rank, root.kind) for root in runs.roots(result.path)] == [(1, failures.HANG)]
+
+
 def test_slow_storage_takes_its_time(tmp_path: Path) -> None:
     with Faults().slow_storage(seconds=0.2) as faults:
         result = runs.fit(tmp_path, config={"steps": 3}, workers=1)

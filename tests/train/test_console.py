@@ -29,7 +29,7 @@ def test_the_last_line_has_the_result_the_goodput_and_where_the_logs_are(tmp_pat
     runs.fit(tmp_path, config={"steps": 2})
     last = lines(capsys)[-1]
     assert last.startswith("holdfast: finished with step=2, weight=2.75, newest checkpoint checkpoint_000001; goodput ")
-    assert re.search(r"goodput \d+\.\d% \(useful \d+ ms of \d+ ms, starting \d+ ms", last)
+    assert re.search(r"goodput \d+\.\d% \(useful [\d.]+ m?s of [\d.]+ m?s, starting [\d.]+ m?s", last)
     assert last.endswith(f"; logs in {tmp_path}/run/logs")
 
 

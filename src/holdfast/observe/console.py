@@ -1,4 +1,5 @@
-"""What a run says on the terminal: one line where it starts, one for each failure, one where it ends.
+"""What a run says on the terminal: one line where it starts, one for each failure, one where it ends. Where a person
+looks, also a line that updates in place, and at the end a table of the attempts.
 
 The console reads facts and writes text. It must never fail a run: a closed terminal is ignored.
 """
@@ -13,6 +14,7 @@ from typing import Any, TextIO
 from holdfast.journal import facts as f
 from holdfast.observe.goodput import goodput
 from holdfast.observe.history import Attempt, History
+from holdfast.observe.progress import Progress, print_above, print_attempts
 from holdfast.observe.wording import account, brief, describe_root, duration, reports
 
 PATIENCE_S = 1.0
@@ -42,6 +44,7 @@ class Console:
         self._stream = stream
         self._untold: Attempt | None = None
         self._charged = dict(history.charged)
+        self._progress = Progress(history)
 
     def opened(self, engine: str, workers: int) -> None:
         """Say what starts, where, and on what."""
@@ -52,17 +55,24 @@ class Console:
             self._say(f"resuming after attempt {max(self._history.attempts)}, from {newest.directory}")
         elif self._history.attempts:
             self._say(f"starting over after attempt {max(self._history.attempts)}: it left no checkpoint")
+        self._progress.start(self._stream or sys.stdout)
+
+    def close(self) -> None:
+        """Let go of the terminal, however the run ended."""
+        self._progress.stop()
 
     def notice(self, text: str) -> None:
         self._say(text)
 
     def output(self, rank: int, text: str) -> None:
         """Pass on what a worker printed, each line under its rank."""
-        for line in text.splitlines():
-            _write(f"(rank {rank}) {line}\n", self._stream)
+        lines = text.splitlines()
+        if lines:
+            _write("".join(f"(rank {rank}) {line}\n" for line in lines), self._stream)
 
     def observe(self, change: object) -> None:
         """Take in a fact, after the history has."""
+        self._progress.observe(change)
         if isinstance(change, f.AttemptEnded) and change.failures:
             self._tell_failure()
             self._charged = dict(self._history.charged)
@@ -80,7 +90,10 @@ class Console:
 
     def ended(self, now: float) -> None:
         """Say how the run ended, what came of its time, and where to look."""
+        self.close()
         history = self._history
+        with contextlib.suppress(OSError, ValueError):
+            print_attempts(history, now, self._stream or sys.stdout)
         spent = account(goodput(history, now))
         logs = f"logs in {self._directory}/logs"
         if history.status == "FINISHED":
@@ -131,7 +144,9 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def _write(text: str, stream: TextIO | None) -> None:
-    stream = stream or sys.stdout
     with contextlib.suppress(OSError, ValueError):
+        if print_above(text):
+            return
+        stream = stream or sys.stdout
         stream.write(text)
         stream.flush()

@@ -1,5 +1,5 @@
 """Tables for people: drawn where there is a terminal, aligned text where there is none, so that it can be cut and
-searched.
+searched. What draws is loaded when something is drawn: a run in a batch job does without it.
 """
 
 from __future__ import annotations
@@ -8,11 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 from typing import TextIO
-
-import rich.box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from holdfast.observe.history import History
 from holdfast.observe.listing import Price, price_of, reports_made
@@ -26,9 +21,10 @@ _STYLES = {
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at this stream, on a terminal that can move its cursor."""
+    """Whether a person looks at this stream, on a terminal that can move its cursor and show what we draw."""
     try:
-        return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        able = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        return able and "utf" in (stream.encoding or "").lower()
     except ValueError:  # closed
         return False
 
@@ -36,7 +32,7 @@ def is_terminal(stream: TextIO) -> bool:
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO | None = None) -> None:
     stream = stream or sys.stdout
     if is_terminal(stream):
-        Console(file=stream).print(drawn(header, rows))
+        draw_table(header, rows, stream)
         return
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     for row in (header, *rows):
@@ -44,11 +40,16 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], stream: Te
         stream.write(line.rstrip() + "\n")
 
 
-def drawn(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def draw_table(header: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO) -> None:
+    import rich.box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(*header, box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*(Text(cell, _STYLES.get(cell.partition(" ")[0], "")) for cell in row))
-    return table
+    Console(file=stream).print(table)
 
 
 ATTEMPTS = ("attempt", "duration", "reports", "outcome", "cause", "price")

@@ -288,6 +288,7 @@ class Run:
             finally:
                 requests.cancel()
                 await dispatcher.close()
+                console.close()
                 await asyncio.shield(controller.close())
         console.ended(time.time())
         return self._outcome(history, dispatcher, error_of)

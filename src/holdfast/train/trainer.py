@@ -98,8 +98,8 @@ class DataParallelTrainer:
             scaling=self._scaling,
             run_config=config,
             function=program.name_of(self._function),
+            body=program.pack(self._function, self._config),  # first: it names what cannot be pickled
             fingerprint=program.fingerprint(self._config),
-            body=program.pack(self._function, self._config),
             environment=program.environment(self._function, config.worker_runtime_env or {}),
         )
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -68,8 +68,10 @@ class Storm:
     def strike(self, driver: subprocess.Popen[bytes]) -> None:
         """Do one thing, and undo it if it can be undone."""
         luck = self.chance.random()
-        if luck < 0.70:
+        if luck < 0.65:
             self._kill(driver)
+        elif luck < 0.70:
+            self._preempt(driver)
         elif luck < 0.95 or not self._small_disk:
             self._stop(driver)
         else:
@@ -83,6 +85,14 @@ class Storm:
             victim.send_signal(signal.SIGKILL)
             self.done[f"killed {kind}"] += 1
             self.deaths[kind].append(time.time())
+
+    def _preempt(self, driver: subprocess.Popen[bytes]) -> None:
+        """Say to an agent or to the driver that its machine goes."""
+        kind, victim = self._victim(driver, ("agent", "driver"), (2, 1))
+        if victim is not None:
+            with contextlib.suppress(psutil.Error):
+                victim.send_signal(signal.SIGTERM)
+                self.done[f"preempted {kind}"] += 1
 
     def _stop(self, driver: subprocess.Popen[bytes]) -> None:
         """Stop a process for a while, and maybe kill another one meanwhile."""
@@ -100,8 +110,10 @@ class Storm:
             finally:
                 victim.send_signal(signal.SIGCONT)
 
-    def _victim(self, driver: subprocess.Popen[bytes]) -> tuple[str, psutil.Process | None]:
-        kind = self.chance.choices(KINDS, WEIGHTS)[0]
+    def _victim(
+        self, driver: subprocess.Popen[bytes], kinds: Sequence[str] = KINDS, weights: Sequence[int] = WEIGHTS
+    ) -> tuple[str, psutil.Process | None]:
+        kind = self.chance.choices(kinds, weights)[0]
         if kind == "driver":
             return kind, psutil.Process(driver.pid) if driver.poll() is None else None
         found = sorted((process.pid, process) for process in _below(driver.pid) if _name(process) == f"hf:{kind}")
