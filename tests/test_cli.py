@@ -130,6 +130,18 @@ def test_a_run_whose_driver_was_killed_is_interrupted(tmp_path: Path) -> None:
     assert "run its script again to resume it" in holdfast("show", tmp_path / "live").stdout
 
 
+def test_a_driver_on_another_machine_is_unknown_until_its_lease_is_watched(tmp_path: Path) -> None:
+    with live(tmp_path) as (driver, _):
+        driver.kill()
+    (record,) = (tmp_path / "live" / "epochs").glob("*.json")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"boot_id": "another", "lease_s": 0.1}))
+    (run,) = told("ls", tmp_path)
+    assert (run["status"], run["driver"]["live"]) == ("UNKNOWN", None)
+    (run,) = told("ls", tmp_path, "--wait")
+    assert (run["status"], run["driver"]["live"]) == ("INTERRUPTED", False)
+    assert holdfast("stop", tmp_path / "live").returncode == 1
+
+
 def test_show_tells_attempts_with_their_causes_and_prices(tmp_path: Path) -> None:
     path = stumble(tmp_path, keep=train.CheckpointConfig(num_to_keep=1))
     run = told("show", path)

@@ -40,6 +40,7 @@ def test_a_progress_bar_is_passed_on_as_it_moves(log: Log) -> None:
     for step in range(4):
         log.write(f"\r{step}/4")
         seen += tail.read(last=False).splitlines()
+    assert seen == ["0/4", "1/4", "2/4"]
     log.write("\r4/4\n")
     seen += tail.read(last=False).splitlines()
     assert seen == ["0/4", "1/4", "2/4", "3/4", "4/4"]

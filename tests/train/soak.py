@@ -26,6 +26,10 @@ def soak(config: dict[str, Any]) -> None:
                 train.report({"number": number, "row": row, "loss": 1.0 / (number + 1)})
             Path(folder, f"rank_{rank}.json").write_text(json.dumps([number] * 100))
             train.report({"number": number}, checkpoint=train.Checkpoint.from_directory(folder))
+            newest = train.get_checkpoint()
+            assert newest is not None
+            with newest.as_directory() as loaded:
+                assert json.loads(Path(loaded, f"rank_{rank}.json").read_text())[0] == number
             if rank == 0 and number % (checkpoints // SAMPLES) == 0:
                 samples.write(json.dumps({name: measure(process) for name, process in everybody()}) + "\n")
                 samples.flush()

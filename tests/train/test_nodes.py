@@ -240,13 +240,14 @@ def test_a_journal_that_stalls_holds_the_workers_back(tmp_path: Path, monkeypatc
     monkeypatch.setattr(FileLog, "_write", stall)
     monkeypatch.setattr(Recorder, "append", observe)
     config = {"rows": rows, "size": size}
-    with runs.fitting(tmp_path, loops.report_large_rows, config, worker_output="none") as running:
+    failure = {"hang_timeout_s": 0.4}  # having to wait is no hang
+    with runs.fitting(tmp_path, loops.report_large_rows, config, worker_output="none", failure=failure) as running:
         try:
             runs.wait_until(lambda: bool(backlogs) and backlogs[-1] > limit)
             heard = -1
             while heard != len(backlogs):  # what was on its way when the reading stopped
                 heard = len(backlogs)
-                time.sleep(0.3)
+                time.sleep(0.8)
         finally:
             go_on.set()
         result = running.result()

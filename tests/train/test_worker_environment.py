@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from holdfast import train
 from holdfast.errors import ConfigurationError
+from holdfast.train import program
 from tests.train import runs
 
 
@@ -107,3 +110,18 @@ def test_a_logging_config_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="do not agree"):
         train.RunConfig(worker_output="all", logging_config=train.LoggingConfig(worker_output="none"))
     assert train.RunConfig(worker_output="all", logging_config=train.LoggingConfig(worker_output="all")).echo == "all"
+
+
+def test_the_state_of_the_sources_is_short_and_changes_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_module(tmp_path / "code", 1)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    importlib.import_module("hf_written_for_the_test")
+    try:
+        before = program.environment(look_around, {}).sources
+        write_module(tmp_path / "code", 2)
+        assert program.environment(look_around, {}).sources != before
+        assert len(before) < 100
+    finally:
+        del sys.modules["hf_written_for_the_test"]

@@ -298,6 +298,7 @@ class Dispatcher:
             self._controller.fail(error)
         except (StorageError, JournalError) as error:
             self._on_notice(f"could not delete {', '.join(command.directories)}: {error}")
+        self._post(v.CheckpointsDeleted(at=self._controller.now(), directories=command.directories))
 
     def _wait(self, command: v.Wait) -> None:
         async def pass_time() -> None:

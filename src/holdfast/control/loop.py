@@ -126,12 +126,16 @@ class Controller:
             for change in decision.changes:
                 position = max(position, self._change(change))
             for command in decision.commands:
-                self._outbox.append((position, command))
-            if position and decision.commands:
+                self._outbox.append((self._due(command, position), command))
+            if self._outbox and self._outbox[-1][0] > self.recorder.durable:
                 self.recorder.flush_soon()
             decision = self.machine.decide(self.state, v.Settle(at=event.at))
             if not decision:
                 return
+
+    def _due(self, command: v.Command, position: int) -> int:
+        """The position that must be durable before this command leaves; for a deletion, everything known so far."""
+        return self.recorder.log.position if isinstance(command, v.DeleteCheckpoints) else position
 
     def _change(self, change: object) -> int:
         """Apply one change; the position that must be durable before anybody may see its consequences."""

@@ -158,6 +158,12 @@ class StopAsked(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class CheckpointsDeleted(Event, frozen=True, kw_only=True):
+    """These directories are gone, or could not be deleted now."""
+
+    directories: tuple[str, ...]
+
+
 class DirectoriesFound(Event, frozen=True, kw_only=True):
     """These folders lay in the run's directory when it was opened."""
 
@@ -288,6 +294,14 @@ class Lingering(Note, frozen=True, kw_only=True):
     """Every rank has returned; their processes are given a while to end."""
 
 
+class Deleting(Note, frozen=True, kw_only=True):
+    """What retention gave up last is being deleted."""
+
+
+class Deleted(Note, frozen=True, kw_only=True):
+    """It is deleted."""
+
+
 class Ranked(Note, frozen=True, kw_only=True):
     """Retention has looked at every checkpoint and keeps them."""
 
@@ -410,7 +424,7 @@ class TellFloor(Command, frozen=True, kw_only=True):
 
 
 class DeleteCheckpoints(Command, frozen=True, kw_only=True):
-    """Delete these directories, after confirming that the run is still ours."""
+    """Delete these directories, after confirming that the run is still ours. Waits for every fact before it."""
 
     directories: tuple[str, ...]
 

@@ -34,6 +34,8 @@ TAIL_S = 0.2
 COMPANY_S = 0.001
 """How long a row waits for others of its rank, so that many travel as one message."""
 THREADS = 8
+RECENT = 100
+"""How many checkpoints of an attempt are remembered as verified."""
 VERIFY_PAUSE_S = 0.05
 VERIFY_PATIENCE_S = 60.0
 
@@ -258,7 +260,8 @@ class Agent:
         verifying = self._verified.get(what)
         if verifying is None:
             verifying = self._spawn(self._verify(self._store(storage_uri), checkpoint.directory))
-            self._verified = {old: found for old, found in self._verified.items() if old[:2] == key[:2]}
+            recent = list(self._verified.items())[-RECENT:]
+            self._verified = {old: found for old, found in recent if old[:2] == key[:2]}
             self._verified[what] = verifying
         error = await verifying
         if isinstance(error, DamagedError):

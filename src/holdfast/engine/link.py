@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections import deque
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.engine import zygote as z
+
+_REFUSALS = frozenset((errno.EMSGSIZE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS))
 
 
 class Link:
@@ -29,6 +32,9 @@ class Link:
 
     def send(self, request: z.Request, passed: socket.socket) -> None:
         """Send a request with a socket, which is closed here. OSError when there is no room to pack it in."""
+        if self._end.fileno() < 0:
+            passed.close()
+            return
         self._queue.append((*z.pack(request), passed))
         if len(self._queue) == 1:
             self._flush()
@@ -41,13 +47,11 @@ class Link:
             except BlockingIOError:
                 self._loop.add_writer(self._end, self._flush)
                 return
-            except ConnectionError:  # the zygote is gone; its pidfd and the end of this stream tell
-                self._drop_queue()
-                break
             except OSError as error:
                 self._drop_queue()
-                self._fail(error)
-                break
+                if error.errno in _REFUSALS:
+                    self._fail(error)
+                break  # else the zygote is gone; its pidfd and the end of this stream tell
             self._drop_first()
         self._loop.remove_writer(self._end)
 

@@ -1,8 +1,8 @@
 """The line at the bottom of a terminal that says how a run gets on, and updates in place.
 
-A fact costs a few assignments here; a thread of its own draws the line, at most five times a second, so neither a slow
-terminal nor a stopped one holds up the run. Whatever else is printed appears above the line. One run of a process has
-it at a time. It must never fail a run. What draws is loaded when there is a terminal to draw on.
+A fact costs a few assignments here; a thread of its own draws the line, at most five times a second, so that drawing
+does not hold up the run. Whatever else is printed appears above the line. One run of a process has it at a time. It
+must never fail a run. What draws is loaded when there is a terminal to draw on.
 """
 
 from __future__ import annotations

@@ -85,6 +85,11 @@ class Faults:
     def text(self) -> str:
         """What ``HOLDFAST_FAULTS`` holds for these faults, and for those that it holds already."""
         if not self._folder:
+            place = tempfile.gettempdir()
+            if set(place) & set(",;"):
+                raise ConfigurationError(
+                    f"faults are kept in {place}, whose name holds a comma or semicolon; set TMPDIR"
+                )
             self._folder = tempfile.mkdtemp(prefix="holdfast-faults-")
             atexit.register(self._remove)
         ours = (f"{text},once={self._place(number)}" for number, (_, text) in enumerate(self._asked))

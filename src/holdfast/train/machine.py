@@ -70,6 +70,7 @@ class TrainState(msgspec.Struct):
     """There are checkpoints that retention has not looked at."""
     doomed: tuple[str, ...] = ()
     """What retention gave up last. A rank may be about to read it, so it is deleted when the next ones are given up."""
+    deleting: bool = False
     stop_reason: str = ""
     return_value: msgspec.Raw = f.NOTHING
 
@@ -123,6 +124,10 @@ class TrainMachine:
             state.lingering = True
         elif isinstance(change, v.Ranked):
             state.unranked = False
+        elif isinstance(change, v.Deleting):
+            state.deleting = True
+        elif isinstance(change, v.Deleted):
+            state.doomed, state.deleting = (), False
         elif isinstance(change, v.StopNoted):
             state.stop_reason = change.reason
 
@@ -144,6 +149,9 @@ class TrainMachine:
             return self._preempted(state, event)
         if isinstance(event, v.StopAsked) and not state.stop_reason:
             return v.Decision((v.StopNoted(group=GROUP, reason=event.reason),))
+        if isinstance(event, v.CheckpointsDeleted):
+            gone = state.deleting and event.directories == state.doomed
+            return v.Decision((v.Deleted(group=GROUP),) if gone else ())
         if isinstance(event, v.DirectoriesFound):
             return v.Decision((), _sweep(_left_behind(state, event.directories)))
         return v.NOTHING
@@ -183,7 +191,7 @@ class TrainMachine:
         if working and preemption.due(state.group):
             return preemption.settle(state.group)
         if group.over(state.group):
-            return self._end(state, at)
+            return self._tidy_up(state) if state.doomed and group.finished(state.group) else self._end(state, at)
         if state.group.returned == state.group.world_size and not state.lingering:
             patience = v.Wait(name=f"{LINGER} {state.group.attempt}", seconds=LINGER_S)
             return v.Decision((v.Lingering(group=GROUP),), (patience,))
@@ -224,6 +232,10 @@ class TrainMachine:
             directory=resume.directory if resume else "",
         )
         return v.Decision((started,), (start,))
+
+    def _tidy_up(self, state: TrainState) -> v.Decision:
+        """Before a run ends well, delete what was given up last: nobody opens it again to sweep."""
+        return v.NOTHING if state.deleting else v.Decision((v.Deleting(group=GROUP),), _sweep(state.doomed))
 
     def _end(self, state: TrainState, at: float) -> v.Decision:
         """Every rank has ended: the attempt ends, and with it perhaps the run."""
@@ -288,7 +300,7 @@ def _end_attempt(state: TrainState, change: f.AttemptEnded) -> None:
 def _open(state: TrainState, change: f.RunOpened) -> None:
     state.epoch = change.epoch
     state.function, state.fingerprint = change.function, change.fingerprint
-    state.waiting, state.stop_reason, state.doomed = False, "", ()
+    state.waiting, state.stop_reason, state.doomed, state.deleting = False, "", (), False
     state.startup_failures, state.startup_error = 0, ""
     if change.restarted:
         state.status, state.reason, state.raised = LIVE, "", ()

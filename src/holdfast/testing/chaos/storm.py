@@ -18,8 +18,6 @@ from pathlib import Path
 
 import psutil
 
-from holdfast.testing.faults import Faults
-
 KINDS = ("worker", "zygote", "pristine", "agent", "janitor", "driver")
 WEIGHTS = (10, 2, 1, 3, 2, 3)
 PLACES = (
@@ -57,7 +55,7 @@ class Storm:
         if self.chance.random() < 0.5:
             times = self.chance.randint(1, 6)
             self.done["failed uploads"] += times
-            found.append(Faults().fail_upload(times=times)._asked[0][1])
+            found.append(f"upload.file:raise:times={times}")
         if self.chance.random() < 0.4:
             self._faults += 1
             place = self.chance.choice(PLACES)
