@@ -388,7 +388,9 @@ def test_retention_deletes_after_the_fact_that_allows_it_and_never_the_newest() 
     assert deletions(commands) == [v.DeleteCheckpoints(directories=("checkpoint_000001",))]
     run.rank(v.RankReturned, value=b"null")
     _, commands = run.rank(v.RankExited, status=0)
-    assert commands == [v.DeleteCheckpoints(directories=("checkpoint_000002",)), v.Finish()]
+    assert commands == [v.DeleteCheckpoints(directories=("checkpoint_000002",))]
+    _, commands = run.post(v.CheckpointsDeleted, directories=("checkpoint_000002",))
+    assert commands == [v.Finish()]
 
 
 def test_the_acknowledgement_comes_with_the_commit() -> None:

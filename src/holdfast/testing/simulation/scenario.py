@@ -29,7 +29,7 @@ FAULTS = {
     "no room": 2,
     "driver killed": 14,
     "power lost": 8,
-    "driver displaced": 9,
+    "driver displaced": 16,
     "second driver": 2,
     "checkpoint damaged": 9,
     "snapshot damaged": 3,
