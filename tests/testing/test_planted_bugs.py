@@ -10,13 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.control import commit, dispatch, group, loop, recover, retention
+from holdfast.control import commit, dispatch, group, loop, retention
 from holdfast.control import vocabulary as v
 from holdfast.engine.agent import Agent
 from holdfast.journal import facts as f
 from holdfast.journal.file_log import FileLog
-from holdfast.journal.log import Replay
-from holdfast.journal.open import read_records
 from holdfast.journal.writer import Writer
 from holdfast.storage.envelope import seal
 from holdfast.storage.store import MANIFEST
@@ -116,19 +114,6 @@ def _let_go_early(patch: pytest.MonkeyPatch, kind: type[v.Command]) -> None:
     patch.setattr(loop.Controller, "_release", release)
 
 
-def newcomer_folds_before_it_claims(patch: pytest.MonkeyPatch) -> None:
-    real = recover.open_log
-
-    def open_log(store: Any, *arguments: Any, **options: Any) -> Any:
-        early = list(read_records(store))
-        for _ in range(50):  # the holder goes on meanwhile
-            store.exists("journal")
-        log, _ = real(store, *arguments, **options)
-        return log, Replay(None, iter(early))
-
-    patch.setattr(recover, "open_log", open_log)
-
-
 def displaced_driver_does_not_look(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Writer, "_confirm", lambda self: None)
 
@@ -222,7 +207,6 @@ PLANTED: dict[Plant, tuple[str, ...]] = {
     attempt_ended_twice: ("8 budgets",),
     ack_before_the_flush: ("1 committed is forever",),
     delete_before_the_retirement_is_durable: ("4 delete last",),
-    newcomer_folds_before_it_claims: ("replay", "1 committed", "5 one driver"),
     displaced_driver_does_not_look: ("5 one driver", "1 committed", "3 names"),
     journal_is_written_and_not_synced: ("1 committed", "5 one driver"),
     damaged_flag_is_ignored: ("2 manifest",),

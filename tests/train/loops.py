@@ -133,6 +133,11 @@ def raise_unpicklable() -> None:
     raise Stubborn
 
 
+def raise_without_stderr() -> None:
+    sys.stderr.close()
+    raise Boom("nobody can print this")
+
+
 class Poison:
     """Pickles in the driver and cannot be loaded anywhere."""
 

@@ -227,6 +227,12 @@ def test_an_exception_that_cannot_be_pickled_is_still_told(tmp_path: Path) -> No
     pickle.loads(pickle.dumps(caught.value))
 
 
+def test_an_exception_is_told_though_it_cannot_be_printed(tmp_path: Path) -> None:
+    with pytest.raises(train.WorkerGroupError) as caught:
+        runs.fit(tmp_path, loops.raise_without_stderr)
+    assert isinstance(caught.value.worker_failures[0], loops.Boom)
+
+
 def test_the_root_is_the_rank_that_died_and_not_the_one_that_noticed_first(tmp_path: Path) -> None:
     error = runs.lose_a_peer(tmp_path)
     (ended,) = runs.facts(tmp_path / "run", f.AttemptEnded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -47,8 +48,9 @@ def run(stream: socket.socket) -> int:
 def _raise(session: Session, error: BaseException, frames: TracebackType | None, *, started: bool) -> int:
     """Write the traceback to the worker's own log, then tell of it; the exit code."""
     info = _describe(error, frames)
-    sys.stderr.write(info.traceback)
-    sys.stderr.flush()
+    with contextlib.suppress(Exception):  # the log's disk may be full, and the user may have closed or replaced it
+        sys.stderr.write(info.traceback)
+        sys.stderr.flush()
     session.send(m.Raise(info, started))
     return 1
 
