@@ -18,7 +18,6 @@ PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if path.is_file()
 )
 SCRIPTS = ["README.md", "docs/from-ray-train.md", "docs/guide.md", "docs/testing.md"]
-MADE_LATER = {"docs/benchmarks.md"}  # by `make bench`
 TIMEOUT_S = 50
 
 
@@ -112,7 +111,7 @@ def _exists(name: str) -> bool:
         path = next((place for place in (ROOT / match[1], ROOT / "src/holdfast" / match[1]) if place.is_file()), None)
         return path is not None and (match[2] is None or match[2] in _names(path))
     if re.fullmatch(r"(docs|tests|examples|bench|src)/[\w./-]*", name):
-        return name in MADE_LATER or (ROOT / name).exists()
+        return (ROOT / name).exists()
     return True
 
 

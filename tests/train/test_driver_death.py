@@ -97,6 +97,17 @@ def test_a_driver_may_be_killed_at_any_moment(seed: int, tmp_path: Path) -> None
     assert len(result.best_checkpoints) == 3
 
 
+def test_a_long_run_resumes_from_a_snapshot_of_its_state(tmp_path: Path) -> None:
+    asked = {"config": {**CONFIG, "steps": 260}, "workers": WORKERS, "keep": {"num_to_keep": 2}}
+    first = runs.drive(tmp_path, faults=once(tmp_path, "ack.before:kill:index=255"), **asked)
+    assert first.process.returncode == -signal.SIGKILL
+    assert list((tmp_path / "run" / "journal").glob("snapshot-*.json"))
+    assert runs.drive(tmp_path, **asked).told()["return_value"] == loops.undisturbed_weight(0, 260)
+    result = assert_nothing_was_lost(tmp_path / "run", steps=260)
+    assert runs.directories(result.path) == [Path(kept.path).name for kept, _ in result.best_checkpoints]
+    assert [fact.resume for fact in runs.facts(result.path, f.AttemptStarted)] == [None, 255]
+
+
 def test_budgets_outlive_the_driver(tmp_path: Path) -> None:
     dies = {"at": "working", "ranks": [1], "how": "sigkill"}
     faults = [{**dies, "step": step, "once": str(tmp_path / f"once{step}")} for step in (1, 3, 4)]
