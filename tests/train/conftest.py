@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -60,13 +59,3 @@ def small_memory_group() -> Iterator[str]:
         group.rmdir()
         return
     yield ""
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with room for little, to fill up."""
-    place = tmp_path / "small-disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "holdfast-test", place], check=True)
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)

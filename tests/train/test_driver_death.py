@@ -216,6 +216,23 @@ def test_who_is_taken_over_while_asleep_wakes_up_fenced(tmp_path: Path, gate: Ca
     assert_nothing_was_lost(tmp_path / "run", steps=8)
 
 
+@pytest.mark.parametrize("after", [3, 20, 60])
+def test_who_is_taken_over_at_work_is_fenced_and_the_newcomer_goes_on(tmp_path: Path, after: int) -> None:
+    """The holder commits and gives up checkpoints while the newcomer reads, claims and folds."""
+    asked = {"workers": 1, "keep": {"num_to_keep": 1}}
+    with runs.Driver(tmp_path, config={"steps": 100_000}, **asked) as loser:
+        runs.wait_until(lambda: len(commits(tmp_path / "run")) >= after)
+        steps = len(commits(tmp_path / "run")) + 500
+        winner = runs.drive(tmp_path, config={"steps": steps}, take_over=True, **asked)
+        told = loser.told()
+    assert told["error"] == "FencedError"
+    assert winner.told()["return_value"] == loops.undisturbed_weight(0, steps)
+
+
+def commits(path: Path) -> list[f.CheckpointCommitted]:
+    return runs.facts(path, f.CheckpointCommitted) if (path / "journal").exists() else []
+
+
 def test_a_killed_driver_leaves_no_process_and_no_folder(tmp_path: Path, gate: Callable[..., runs.Gate]) -> None:
     meeting = gate(0, 1)
     asked = {"config": {**CONFIG, "gate": meeting.path}, "workers": WORKERS, "thread": True}

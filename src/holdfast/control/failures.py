@@ -178,3 +178,8 @@ def backoff_s(failures_in_a_row: int) -> float:
     """How long to wait before the next start after this many start-up failures in a row."""
     doublings = min(failures_in_a_row - 1, 10)
     return float(min(0.1 * 2**doublings, 10.0))
+
+
+def name_ranks(numbers: Sequence[int]) -> str:
+    """``rank 3``, or ``ranks 1, 2``."""
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))

@@ -429,11 +429,11 @@ def _missing_ranks(group: Group) -> v.Failed:
     missing = [n for n, rank in enumerate(group.ranks) if rank.returned and rank.calls == group.least_returned]
     others = [n for n, rank in enumerate(group.ranks) if rank.calls > group.least_returned]
     message = (
-        f"ended after {_reports(group.least_returned)} while {_ranks(others)} went on to report "
+        f"ended after {_reports(group.least_returned)} while {failures.name_ranks(others)} went on to report "
         f"{group.least_returned + 1}; every rank must call report the same number of times"
     )
     if len(missing) > 1:
-        message += f" ({_ranks(missing[1:])} ended there too)"
+        message += f" ({failures.name_ranks(missing[1:])} ended there too)"
     return _failed(group, missing[0], failures.MISMATCH, message)
 
 
@@ -449,7 +449,3 @@ def _failed(group: Group, rank: int, kind: str, message: str) -> v.Failed:
 def _lost_files(group: Group, rank: int) -> bool:
     """Is all that is known of this rank's failure that its files have gone? Then it has more to say."""
     return all(failure.kind == failures.FILES for failure in group.failures if failure.rank == rank)
-
-
-def _ranks(numbers: list[int]) -> str:
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))

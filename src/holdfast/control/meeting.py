@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.control import vocabulary as v
+from holdfast.control.failures import name_ranks
 
 if TYPE_CHECKING:
     from holdfast.control.group import Group
@@ -64,18 +65,14 @@ def _obstacle(group: Group, number: int, meeting: Meeting) -> str:
         return ""
     ended = [number for number, rank in enumerate(group.ranks) if rank.returned and number not in meeting.came]
     what = next(iter(kinds))
-    return f"{_ranks(ended)} ended before collective call {number}, a {what} that all must make" if ended else ""
+    return f"{name_ranks(ended)} ended before collective call {number}, a {what} that all must make" if ended else ""
 
 
 def _tell_missing(group: Group, event: v.RankMet, meeting: Meeting) -> v.Decision:
     missing = [rank for rank in range(group.world_size) if rank not in meeting.came]
-    error = f"{_ranks(missing)} did not come to the {event.what} (collective call {event.number}) in time"
+    error = f"{name_ranks(missing)} did not come to the {event.what} (collective call {event.number}) in time"
     return v.Decision((), (_tell(group, event.number, (event.rank,), b"", error),))
 
 
 def _tell(group: Group, number: int, ranks: tuple[int, ...], data: bytes, error: str) -> v.TellMeeting:
     return v.TellMeeting(group=group.name, attempt=group.attempt, number=number, ranks=ranks, data=data, error=error)
-
-
-def _ranks(numbers: list[int]) -> str:
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
