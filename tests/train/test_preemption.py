@@ -35,7 +35,7 @@ def test_a_preempted_driver_gives_its_workers_time_to_save_and_can_be_resumed(th
         driver.signal(signal.SIGTERM)
         told = driver.told()
     assert told["error"] == "PreemptionError"
-    assert told["message"] == "the run was preempted by SIGTERM; run the same script again to resume it"
+    assert told["message"] == "the run was preempted by SIGTERM; run the same script again to resume"
     assert "the driver got SIGTERM and is about to be preempted; the workers have 1.0 s to save" in driver.output
     assert "stopped (preempted by SIGTERM); run the same script again to resume" in driver.output
     row = runs.rows(tmp_path / "run", 0)[-1]

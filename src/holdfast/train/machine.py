@@ -96,9 +96,13 @@ class TrainMachine:
         group.apply(state.group, change)
         if isinstance(change, f.CheckpointCommitted):
             state.checkpoints[change.index] = Checkpoint(
-                change.index, change.directory, change.attempt, change.call, change.metrics
+                change.index,
+                change.directory,
+                change.attempt,
+                change.call,
+                change.metrics,
+                position=state.position + change.call,
             )
-            state.checkpoints[change.index].position = state.position + change.call
             state.unranked = True
         elif isinstance(change, f.CheckpointDamaged):
             state.checkpoints[change.index].damaged = True

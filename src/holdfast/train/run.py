@@ -229,7 +229,7 @@ class Run:
         asked = {
             "name": self._ask.name,
             "function": self._ask.function,
-            "train_loop_config": self._ask.fingerprint,
+            "train_loop_config_fingerprint": self._ask.fingerprint,
             "num_workers": self._ask.scaling.num_workers,
             "limits": self._ask.limits,
             "retention": self._ask.settings.retention,
@@ -345,7 +345,7 @@ class Run:
         if history.status == machine.FAILED:
             raise failure_of(history, self._store.uri, lambda failure: error_of(max(history.attempts), failure)())
         if history.status == machine.STOPPED and history.reason == machine.PREEMPTED:
-            raise PreemptionError(f"the run was {history.reason}; run the same script again to resume it")
+            raise PreemptionError(f"the run was {history.reason}; {self._resume_hint()}")
         result = result_of(history, self._store.uri, self._ask.settings.retention)
         if dispatcher.pickled_value:
             result.return_value = cloudpickle.loads(dispatcher.pickled_value)

@@ -11,6 +11,7 @@ They must never be kinder than a real store: no order, no durability that is not
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from pathlib import Path
 from typing import Protocol
 
@@ -48,23 +49,23 @@ class MemoryStore(Store):
         self.uri = uri
         self._ground = ground
 
+    @abstractmethod
     def visible(self, key: str) -> bytes | None:
         """What a reader sees, without asking anybody."""
-        raise NotImplementedError
 
+    @abstractmethod
     def names(self) -> list[str]:
         """Every key, without asking anybody."""
-        raise NotImplementedError
 
+    @abstractmethod
     def durable(self, key: str) -> bytes | None:
         """What is left under ``key`` when the power goes now."""
-        raise NotImplementedError
 
-    def _write(self, key: str, data: bytes, *, settled: bool) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write(self, key: str, data: bytes, *, settled: bool) -> None: ...
 
-    def _remove(self, key: str, *, settled: bool) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _remove(self, key: str, *, settled: bool) -> None: ...
 
     def child(self, name: str) -> Store:
         raise StorageError("a simulated store has no children")
@@ -311,6 +312,15 @@ class Scratch(MemoryStore):
     def names(self) -> list[str]:
         start = self.uri + "/"
         return [path[len(start) :] for path in self._ground.files if path.startswith(start)]
+
+    def durable(self, key: str) -> bytes | None:
+        return self.visible(key)
+
+    def _write(self, key: str, data: bytes, *, settled: bool) -> None:
+        raise StorageError(f"{self.uri} is a worker's own folder; {key} is not ours to write")
+
+    def _remove(self, key: str, *, settled: bool) -> None:
+        raise StorageError(f"{self.uri} is a worker's own folder; {key} is not ours to remove")
 
 
 def _torn(tail: bytes, chance: random.Random) -> bytes:
